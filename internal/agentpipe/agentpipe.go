@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentpipe carries news from an agent (the process that launched a
-// node's ranks) to each of its workers: that another local worker has ended
-// badly, and that the agent wants to see the worker's flight recorder. A rank that waits for a dead peer learns from its socket
-// that the peer is gone; only the agent, its parent, knows by which signal.
+// Package agentpipe is the pipe from an agent to each of its workers. The agent is the process
+// that has launched the ranks of a node; the workers are these ranks. The agent tells them two
+// things: that another local worker has failed, and that it wants the worker's flight
+// recorder. A rank that waits for a dead peer learns from its socket that the peer is gone.
+// Only the agent, the parent of the peer, knows by which signal.
 //
-// The agent makes one pipe for each worker with [Pipe]. The worker inherits the
-// reading end under the descriptor number that [envvar.AgentFD] names, and
-// gets it with [Open]. On the pipe travel lines of JSON, one [Event] a line:
+// The agent makes one pipe for each worker with [Pipe]. The worker inherits the reading end
+// as the descriptor that [envvar.AgentFD] names, and opens it with [Open]. The pipe carries
+// lines of JSON, one [Event] a line:
 //
 //	{"event":"exited","rank":1,"local_rank":1,"pid":4711,"host":"h","code":-1,"signal":"killed"}
 //	{"event":"dump","request":1}
 //
-// A worker need not read: [Writer.Send] gives up rather than wait for it. The
-// end of the stream means that the agent itself has ended. Only one reader a
-// process makes sense, because bytes that one has read are gone for another.
-// Events of a kind that the reader does not know are to be skipped, so that an
-// agent may be newer than its workers.
+// A worker need not read the pipe: [Writer.Send] does not wait for it. The end of the stream
+// means that the agent itself has ended. A process has one reader, because two readers would
+// each get a part of the events. A reader skips events of unknown kinds, so that an agent may
+// be newer than its workers.
 package agentpipe
 
 import (
@@ -34,22 +34,22 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// MaxLine bounds an encoded event, its line feed included. It is also what Linux
-// writes to a pipe in one piece, so that a full pipe never keeps half an event.
+// MaxLine is the largest length of an encoded event, with its line feed. Linux writes so many
+// bytes to a pipe in one piece, so that a full pipe never holds half an event.
 const MaxLine = 4096
 
-// sendPatience is how long Send waits for a worker that does not read and whose
-// pipe (64 KiB on Linux, some 400 events) is full.
+// sendPatience is how long Send waits if the pipe is full (64 KiB on Linux, some 400 events)
+// because the worker does not read.
 const sendPatience = 20 * time.Millisecond
 
-// KindExited says that a local worker ended with a code other than 0 or by a signal.
+// KindExited says that a local worker has ended with a code other than 0, or by a signal.
 const KindExited = "exited"
 
-// KindDump asks a worker to write its flight recorder into the directory that
-// [envvar.RecorderDir] names. What it writes says which Request it answers.
+// KindDump asks a worker to write the dump of its flight recorder into the directory that
+// [envvar.RecorderDir] names. The dump says which Request it answers.
 const KindDump = "dump"
 
-// Event is one piece of news. Which fields are set depends on Kind.
+// Event is one message of the agent. Which fields are set depends on Kind.
 type Event struct {
 	Kind      string `json:"event"`
 	Rank      int    `json:"rank"`
@@ -82,8 +82,8 @@ type Writer struct {
 	f  *os.File
 }
 
-// Pipe makes a pipe. The file is for the worker to inherit (pass it on, then
-// close it here); the Writer stays with the agent.
+// Pipe makes a pipe. The worker inherits the file: the caller passes it on and then closes it.
+// The agent keeps the Writer.
 func Pipe() (worker *os.File, agent *Writer, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -92,9 +92,8 @@ func Pipe() (worker *os.File, agent *Writer, err error) {
 	return r, &Writer{f: w}, nil
 }
 
-// Send writes one event. It does not wait for a worker that has stopped
-// reading: the error is then os.ErrDeadlineExceeded, and the event is lost. A
-// worker that has ended gives syscall.EPIPE.
+// Send writes one event. If the worker does not read, the event is lost, and the error is
+// os.ErrDeadlineExceeded. If the worker has ended, the error is syscall.EPIPE.
 func (w *Writer) Send(e Event) error {
 	line, err := json.Marshal(e)
 	if err != nil {
@@ -105,7 +104,7 @@ func (w *Writer) Send(e Event) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// A pipe without deadlines (some systems) still works: it may only block.
+	// Some systems have no deadlines for pipes. There, Write may block.
 	_ = w.f.SetWriteDeadline(time.Now().Add(sendPatience))
 	if _, err := w.f.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("agentpipe: tell a worker that %v: %w", e, err)
@@ -123,10 +122,10 @@ type Reader struct {
 	b *bufio.Reader
 }
 
-// Open returns the pipe from the agent that launched this process. It is nil,
-// without an error, where there is none: the variable is not set, or the descriptor it
-// names is not an open pipe, as in a program started through a wrapper that
-// hands on the environment but not the descriptors. Call it once a process.
+// Open returns the pipe from the agent that has launched this process. It returns nil and no
+// error if there is no pipe: the variable is not set, or its descriptor is not an open pipe. A
+// wrapper, for instance, may have passed the environment on, but not the descriptors. A
+// process may call Open once.
 func Open() (*Reader, error) {
 	if !envvar.AgentFD.IsSet() {
 		return nil, nil
@@ -147,9 +146,9 @@ func NewReader(f io.ReadCloser) *Reader {
 	return &Reader{f: f, b: bufio.NewReaderSize(f, MaxLine)}
 }
 
-// Next waits for the next event. The error is io.EOF when the agent has ended,
-// os.ErrClosed after Close. A line that is too long or not an event is an error
-// too, and the next call goes on with the line after it.
+// Next waits for the next event. The error is io.EOF if the agent has ended, and
+// os.ErrClosed after Close. A line that is too long, or no event, is an error too; the next
+// call reads the line after it.
 func (r *Reader) Next() (Event, error) {
 	line, err := r.b.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {

@@ -3,11 +3,13 @@
 // Package envvar declares every environment variable that Cohort reads or
 // sets, so that one list can be printed, documented and searched.
 //
-// A [Var] is a name; its methods read the process's environment at the time
-// of the call and nothing is cached. A variable that is set to the empty
-// string counts as not set. Values are input from outside: every parser
-// returns an [*Error] that names the variable and the value and says what
-// would be accepted. Secrets are never part of an error or of [List].
+// A [Var] is the name of a variable. Its methods read the process's environment when they
+// are called, and cache nothing. A variable that is set to the empty string counts as not
+// set. Values are input from outside: every parser returns an [*Error] that names the
+// variable and the value, and says which values are accepted. Neither errors nor [List] show
+// secrets.
+//
+// The launcher sets the variables of its workers in launch/environment.go.
 package envvar
 
 import (
@@ -35,7 +37,7 @@ const (
 	MasterPort     Var = "MASTER_PORT"
 )
 
-// What torchrun's programs expect besides.
+// Other variables that torchrun's programs expect.
 const (
 	RestartCount  Var = "TORCHELASTIC_RESTART_COUNT"
 	MaxRestarts   Var = "TORCHELASTIC_MAX_RESTARTS"
@@ -52,7 +54,8 @@ const (
 	VisibleGPUs        Var = "CUDA_VISIBLE_DEVICES"
 )
 
-// What PyTorch's ranks with the backend gloo are told, and so Cohort's among them.
+// Variables of PyTorch's ranks with the backend gloo. Cohort's ranks among them read them
+// too.
 const (
 	GlooInterface    Var = "GLOO_SOCKET_IFNAME"
 	GlooTransport    Var = "GLOO_DEVICE_TRANSPORT"
@@ -85,8 +88,8 @@ const (
 	Notice      Var = "COHORT_NOTICE"
 )
 
-// Silence is from MinSilence to MaxSilence: below, the system's whims would be
-// taken for silence.
+// The limits of Silence. With a shorter time, a short delay of the system would be taken for
+// silence.
 const (
 	MinSilence = 100 * time.Millisecond
 	MaxSilence = 24 * time.Hour
@@ -95,7 +98,7 @@ const (
 // Transports are the values of Transport, the default first.
 func Transports() []string { return []string{"auto", "shm", "unix", "tcp", "tls"} }
 
-// declaration is what is known of a variable besides its name.
+// declaration describes a variable.
 type declaration struct {
 	name    Var
 	meaning string
@@ -110,7 +113,7 @@ func declarations() []declaration {
 		{LocalWorldSize, "number of ranks on this node", false},
 		{GroupRank, "this node's rank among the nodes", false},
 		{GroupWorldSize, "number of nodes", false},
-		{RoleName, "role of this process, as --role says (default \"default\")", false},
+		{RoleName, "role of this process (--role, default \"default\")", false},
 		{RoleRank, "this process's rank among those of its role", false},
 		{RoleWorldSize, "number of ranks of this role", false},
 		{MasterAddr, "host on which rank 0 listens", false},
@@ -119,43 +122,43 @@ func declarations() []declaration {
 		{MaxRestarts, "how often the launcher may restart the workers", false},
 		{RunID, "name of the job, equal on all nodes", false},
 		{UseAgentStore, "whether the launcher serves the store at MASTER_PORT (True or False)", false},
-		{ErrorFile, "file into which a worker writes the error it ends with", false},
+		{ErrorFile, "file into which a worker writes the error with which it ends", false},
 		{OMPNumThreads, "threads for programs that use OpenMP", false},
 		{PythonExec, "interpreter for .py programs (default python3)", false},
-		{NCCLErrors, "makes PyTorch's NCCL ranks end on an error of a peer; Cohort sets 1", false},
-		{SignalsToHandle, "signals that the launcher passes on to the workers, as --signals-to-handle says", false},
-		{LinePrefixTemplate, "what lines of ranks begin with, where --log-line-prefix-template does not say", false},
-		{ShutdownTimeout, "seconds that a rank has to end after a signal, where --shutdown-timeout does not say (default 30)", false},
-		{VisibleGPUs, "which GPUs ranks may use; --nproc-per-node gpu counts them, --virtual-local-rank gives each rank one", false},
+		{NCCLErrors, "makes PyTorch's NCCL ranks end when a peer has an error; Cohort sets 1", false},
+		{SignalsToHandle, "signals that the launcher passes on to the workers (--signals-to-handle)", false},
+		{LinePrefixTemplate, "beginning of each line of a rank, if --log-line-prefix-template is not given", false},
+		{ShutdownTimeout, "seconds that a rank has to end after a signal, if --shutdown-timeout is not given (default 30)", false},
+		{VisibleGPUs, "GPUs that ranks may use; --nproc-per-node gpu counts them, --virtual-local-rank gives each rank one", false},
 		{GlooInterface, "with backend gloo: network interfaces at which PyTorch ranks reach this one, separated by commas (default: the address of the host's name; cohort run sets it on several nodes)", false},
 		{GlooTransport, "with backend gloo: TCP (default) or TCP_TLS, the same on all ranks", false},
 		{GlooTLSKey, "with TCP_TLS: PEM file of this rank's private key", false},
 		{GlooTLSCert, "with TCP_TLS: PEM file of this rank's certificate", false},
-		{GlooTLSCAFile, "with TCP_TLS: PEM file of the certificates that peers' are signed by", false},
-		{GlooTLSCAPath, "with TCP_TLS: directory of such files", false},
+		{GlooTLSCAFile, "with TCP_TLS: PEM file of the certificates of the authorities that have signed those of peers", false},
+		{GlooTLSCAPath, "with TCP_TLS: directory of such PEM files", false},
 		{GlooLazy, "with backend gloo: 1 where PyTorch 2.8 and later connect two ranks when they first talk, the same on all ranks", false},
 		{GlooRankSequence, "with backend gloo: 1 where PyTorch 2.8 and later say their rank when they connect, the same on all ranks", false},
 		{InitBarrier, "with backend gloo: 1 where PyTorch 2 waits for all ranks in the store after a group is made, the same on all ranks", false},
-		{PyTorchDebug, "with backend gloo: not DETAIL, with which PyTorch's ranks make groups of their own and wait there for all", false},
-		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
+		{PyTorchDebug, "with backend gloo: DETAIL is refused, because PyTorch's ranks then make groups of their own and wait in them for all ranks", false},
+		{Token, "the job's token, 64 hexadecimal digits: each rank proves that it knows the token", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
-		{NodeID, "names the node: ranks of equal node id share memory", false},
-		{NodeAddrs, "addresses of a job's nodes, separated by commas: with backend gloo, PyTorch ranks may come from there (cohort run sets it on several nodes, whose launchers have proved the token)", false},
-		{AgentFD, "descriptor on which the launcher tells this worker of others that ended", false},
+		{NodeID, "id of the node: ranks with the same node id share memory", false},
+		{NodeAddrs, "addresses of a job's nodes, separated by commas: with backend gloo, PyTorch ranks are admitted from these (cohort run sets it on several nodes, whose launchers have proved the token)", false},
+		{AgentFD, "descriptor of the pipe on which the launcher tells this worker which others have ended", false},
 		{Spawn, "set in rank processes that launch.Spawn made from the program's own binary", false},
-		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},
+		{Job, "id of a launch: the launcher finds processes by it that ranks have left behind; not secret", false},
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface (name, local IP address or CIDR) on which peers reach this process (default: the one on the route to the master)", false},
-		{Debug, "when set, other than to 0, false, no or off, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
-		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; not written where it is not set (cohort run sets it)", false},
-		{Notice, "file that is there once the launcher has had notice that this machine is to go: JSON with notice and deadline; set where --notice-file or --notice-url is given", false},
+		{Debug, "if it is set, and not to 0, false, no or off: rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
+		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; without it, nothing is written (cohort run sets it)", false},
+		{Notice, "file that appears when the launcher has had a notice that this machine is about to go: JSON with notice and deadline; set if --notice-file or --notice-url is given", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
-		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
-		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), in which the line could have carried something, the same on all ranks; 0 never does, for debuggers", false},
+		{Encrypt, "what goes through TLS between nodes: control (default: everything except the data of collectives), all or none", false},
+		{Silence, "silence limit: the time without a word from a rank after which the others give it up (default 3s), while the network works; the same on all ranks; 0 means never, for debuggers", false},
 	}
 }
 
-// Setting is a variable and its value now.
+// Setting is a variable and its present value.
 type Setting struct {
 	Var     Var
 	Meaning string
@@ -164,7 +167,7 @@ type Setting struct {
 	IsSet bool
 }
 
-// List returns every variable that Cohort knows, with its value now.
+// List returns every variable that Cohort knows, with its present value.
 func List() []Setting {
 	all := declarations()
 	settings := make([]Setting, len(all))
@@ -178,12 +181,12 @@ func List() []Setting {
 	return settings
 }
 
-// Error is a variable whose value cannot be used.
+// Error says that the value of a variable cannot be used.
 type Error struct {
 	Var Var
-	// Value is what was found, empty when the variable is not set.
+	// Value is the value, empty if the variable is not set.
 	Value string
-	// Want is what would be accepted.
+	// Want says which values are accepted.
 	Want string
 }
 
@@ -194,21 +197,21 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("environment variable %s is %q: want %s", e.Var, e.Value, e.Want)
 }
 
-// Lookup returns the value, without surrounding blanks, and whether there is one.
+// Lookup returns the value without surrounding blanks, and whether there is one.
 func (v Var) Lookup() (string, bool) {
 	value := strings.TrimSpace(os.Getenv(string(v)))
 	return value, value != ""
 }
 
-// Text returns the value as it is, with its blanks, for those that begin or end
-// with some on purpose; it is empty when the variable is not set.
+// Text returns the value with its surrounding blanks, which some values have on purpose. It
+// is empty if the variable is not set.
 func (v Var) Text() string { return os.Getenv(string(v)) }
 
-// IsSet says whether the variable has a value that is not empty.
+// IsSet reports whether the variable has a value that is not empty.
 func (v Var) IsSet() bool { _, ok := v.Lookup(); return ok }
 
-// IsOn says whether the variable is set to something other than a word for off:
-// 0, false, no or off, in capitals or not.
+// IsOn reports whether the variable is set, and not to a word for off: 0, false, no or off,
+// in capitals or not.
 func (v Var) IsOn() bool {
 	value, ok := v.Lookup()
 	switch strings.ToLower(value) {
@@ -218,10 +221,10 @@ func (v Var) IsOn() bool {
 	return ok
 }
 
-// Assign returns "NAME=value", as the environment of a child process has it.
+// Assign returns "NAME=value", an entry of the environment of a child process.
 func (v Var) Assign(value string) string { return string(v) + "=" + value }
 
-// Get returns the value, or fallback when the variable is not set.
+// Get returns the value, or fallback if the variable is not set.
 func (v Var) Get(fallback string) string {
 	if value, ok := v.Lookup(); ok {
 		return value
@@ -229,7 +232,8 @@ func (v Var) Get(fallback string) string {
 	return fallback
 }
 
-// Require returns the value; when it is not set the error says that it wants want.
+// Require returns the value. If the variable is not set, the error says that want is
+// accepted.
 func (v Var) Require(want string) (string, error) {
 	if value, ok := v.Lookup(); ok {
 		return value, nil
@@ -237,8 +241,8 @@ func (v Var) Require(want string) (string, error) {
 	return "", &Error{Var: v, Want: want}
 }
 
-// Int returns the value as an integer from lo to hi, read as ParseInt does. It is an error
-// when the variable is not set.
+// Int returns the value as an integer from lo to hi, which it reads as ParseInt does. It is
+// an error if the variable is not set.
 func (v Var) Int(lo, hi int) (int, error) {
 	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
 	value, err := v.Require(want)
@@ -252,7 +256,7 @@ func (v Var) Int(lo, hi int) (int, error) {
 	return n, nil
 }
 
-// IntOr is Int with a value for when the variable is not set.
+// IntOr does what Int does, and returns fallback if the variable is not set.
 func (v Var) IntOr(fallback, lo, hi int) (int, error) {
 	if !v.IsSet() {
 		return fallback, nil
@@ -260,8 +264,8 @@ func (v Var) IntOr(fallback, lo, hi int) (int, error) {
 	return v.Int(lo, hi)
 }
 
-// OneOf returns the value, which must be among choices; the first of them
-// when the variable is not set.
+// OneOf returns the value, which must be among choices. It returns the first of them if the
+// variable is not set.
 func (v Var) OneOf(choices ...string) (string, error) {
 	value, ok := v.Lookup()
 	if !ok {
@@ -275,8 +279,8 @@ func (v Var) OneOf(choices ...string) (string, error) {
 	return "", &Error{Var: v, Value: clip(value), Want: "one of " + strings.Join(choices, ", ")}
 }
 
-// DurationOr returns the value as a duration such as 500ms, 3s or 1m30s, from lo
-// to hi, or as 0; fallback when the variable is not set.
+// DurationOr returns the value as a duration such as 500ms, 3s or 1m30s. The value is from
+// lo to hi, or 0. It returns fallback if the variable is not set.
 func (v Var) DurationOr(fallback, lo, hi time.Duration) (time.Duration, error) {
 	value, ok := v.Lookup()
 	if !ok {

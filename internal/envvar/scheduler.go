@@ -10,15 +10,16 @@ import (
 	"sync"
 )
 
-// Task is a place in a job that a scheduler or another launcher has given this process.
-// Cohort finds its place in RANK and WORLD_SIZE alone.
+// Task is the place of this process in a job of a scheduler, or of another launcher such as
+// mpirun. Cohort does not use it: its ranks have their place in RANK and WORLD_SIZE.
 type Task struct {
-	Rank, Size       int // Size is 0 where it is not said
+	Rank, Size       int // Size is 0 if it is not known
 	RankVar, SizeVar string
 }
 
-// tasks are the variables in which places are found, the innermost launcher first: of
-// implementations of MPI, of vendors' launchers, and of schedulers. The last have no size.
+// tasks are the variables that hold such a place: of implementations of MPI, of vendors'
+// launchers, and of schedulers. The innermost launcher comes first. The last ones have no
+// size.
 var tasks = []struct{ rank, size string }{
 	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
 	{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
@@ -38,8 +39,7 @@ var tasks = []struct{ rank, size string }{
 	{"LSB_JOBINDEX", ""},
 }
 
-// FindTask returns the place that somebody else than a launcher of Cohort's or PyTorch's
-// has given this process among several, if there is one.
+// FindTask returns the task of this process, if it is one of several.
 func FindTask() (t Task, ok bool) {
 	for _, v := range tasks {
 		rank, err := ParseInt(os.Getenv(v.rank))
@@ -47,7 +47,7 @@ func FindTask() (t Task, ok bool) {
 			continue
 		}
 		if v.size == "" {
-			// Outside of an array of jobs its index is 0.
+			// Outside of an array of jobs, the index is 0.
 			if v.rank == "LSB_JOBINDEX" && rank == 0 {
 				continue
 			}
@@ -62,15 +62,15 @@ func FindTask() (t Task, ok bool) {
 
 var toldTask sync.Once
 
-// TellTask says in a line that this process does not use its place among several, if it
-// has one: once a process, whoever finds it out first.
+// TellTask writes a line if this process is one of several tasks: Cohort does not use that.
+// It writes the line only once in a process.
 func TellTask(w io.Writer) {
 	if t, ok := FindTask(); ok {
 		toldTask.Do(func() { fmt.Fprintf(w, "cohort: %s\n", t.Alone()) })
 	}
 }
 
-// Alone says what it means that a process does not use its place.
+// Alone says that the process runs alone, and how to start one job of all tasks.
 func (t Task) Alone() string {
 	where := fmt.Sprintf("this is task %d of several by %s", t.Rank, t.RankVar)
 	if t.Size > 0 {

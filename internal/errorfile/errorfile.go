@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package errorfile reads and writes the file in which a worker tells its
-// launcher what it has ended with. The launcher names the file in
-// TORCHELASTIC_ERROR_FILE. The format is torchrun's, in one of two forms:
+// Package errorfile reads and writes error files. In such a file a worker tells its launcher
+// the error with which it ends. The launcher names the file in TORCHELASTIC_ERROR_FILE. The
+// format is torchrun's, in one of two forms:
 //
 //	{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "…", "timestamp": "1763634466"}}}
 //	{"message": "boom", "timestamp": 1763634466}
 //
-// A worker of ours that would end in the same way again, such as for a setting that
-// makes no sense, adds "cohort_final": true to the first form's extraInfo ([Final]).
+// A worker of Cohort that would fail again if it were started again, for instance because of
+// a wrong setting, adds "cohort_final": true to the extraInfo of the first form ([Final]).
 //
-// A launcher that is itself watched by another one hands the file of the worker
-// that failed first on, with the worker's exit code added ([WithCode]).
+// If another launcher has started this launcher, it gets the error file of the worker that
+// failed first, with that worker's exit code ([WithCode]).
 //
-// What a worker has written is input from outside: at most [MaxSize] bytes of a
-// regular file are read, and every field may be missing.
+// An error file is input from outside. At most [MaxSize] bytes of a regular file are read, and
+// every field may be missing.
 package errorfile
 
 import (
@@ -35,22 +35,22 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// MaxSize bounds a file.
+// MaxSize is the largest size of an error file, in bytes.
 const MaxSize = 1 << 20
 
-// Error is what a worker says of its end.
+// Error is the error with which a worker has ended.
 type Error struct {
 	// Message is one line, such as "ValueError: boom".
 	Message string
-	// Callstack is where it happened, as the worker's language prints it; may be empty.
+	// Callstack is the call stack, as the worker's language prints it; may be empty.
 	Callstack string
-	// Time is when, to the second; the zero time where the file does not say.
+	// Time is the time of the error, to the second; zero if the file has none.
 	Time time.Time
-	// Final says that the worker, started again, would end in the same way.
+	// Final says that the worker would end in the same way if it were started again.
 	Final bool
 }
 
-// file is the format; Message is a text or a message.
+// file is the format. Message is a text or a message.
 type file struct {
 	Message   json.RawMessage `json:"message"`
 	Timestamp json.RawMessage `json:"timestamp,omitempty"`
@@ -67,7 +67,7 @@ type extra struct {
 	Final     json.RawMessage `json:"cohort_final,omitempty"`
 }
 
-// Write makes the file at path, in one step, for its owner alone to read.
+// Write writes an error file, in one step. Only its owner may read it.
 func Write(path string, e Error) error {
 	stamp, err := json.Marshal(strconv.FormatInt(e.Time.Unix(), 10))
 	if err != nil {
@@ -88,7 +88,7 @@ func Write(path string, e Error) error {
 	return WriteRaw(path, b)
 }
 
-// clip keeps the beginning of a text that would not fit.
+// clip cuts a text that is too long for the file.
 func clip(s string) string {
 	const most = MaxSize / 8 // a byte may become six in JSON
 	if len(s) <= most {
@@ -97,7 +97,7 @@ func clip(s string) string {
 	return s[:most] + "…"
 }
 
-// WriteRaw makes the file at path of what another file held.
+// WriteRaw writes the bytes of another error file to path.
 func WriteRaw(path string, b []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".error-")
 	if err != nil {
@@ -118,10 +118,10 @@ func WriteRaw(path string, b []byte) (err error) {
 	return nil
 }
 
-// Record writes the error that this process ends with into the file that its
-// launcher has named for it. It does nothing where no launcher wants to know, or
-// err is nil, or the file says it already: when it was first said counts. The stack may be
-// empty.
+// Record writes the error with which this process ends into the error file that its launcher
+// has named. It does nothing if no launcher has named one, or if err is nil. It also does
+// nothing if the file has this error already, so that the time of the first report stays. The
+// stack may be empty.
 func Record(err error, stack string) {
 	path, ok := envvar.ErrorFile.Lookup()
 	if !ok || err == nil {
@@ -134,8 +134,8 @@ func Record(err error, stack string) {
 	_ = Write(path, Error{Message: err.Error(), Callstack: stack, Time: time.Now(), Final: errors.As(err, &final)}) // its end says so too
 }
 
-// Read reads the file at path, and returns its bytes too. The error is
-// fs.ErrNotExist where the worker has written none.
+// Read reads the error file at path, and also returns its bytes. The error is fs.ErrNotExist
+// if the worker has written no file.
 func Read(path string) (*Error, []byte, error) {
 	// A worker could have made a pipe of it, to hold its launcher up.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -164,7 +164,7 @@ func Read(path string) (*Error, []byte, error) {
 	return e, b, nil
 }
 
-// Parse reads either form.
+// Parse reads an error file in either form.
 func Parse(b []byte) (*Error, error) {
 	var f file
 	if err := json.Unmarshal(b, &f); err != nil {
@@ -193,9 +193,8 @@ func parseTime(raw json.RawMessage) time.Time {
 	return time.Unix(n, 0)
 }
 
-// WithCode returns the bytes of a file with the worker's exit code in them,
-// negative for a signal. The form with a plain text has no place for one and
-// stays as it is.
+// WithCode adds the worker's exit code to the bytes of an error file; the code is negative for
+// a signal. The form with a plain text has no place for a code and stays as it is.
 func WithCode(b []byte, code int) []byte {
 	var f map[string]json.RawMessage
 	if json.Unmarshal(b, &f) != nil {
@@ -218,8 +217,8 @@ func WithCode(b []byte, code int) []byte {
 	return out
 }
 
-// Final is an error that the same worker would end with again, whatever else happens:
-// of its settings, its files or its data. A launcher does not start it again for that.
+// Final is an error with which the worker would end again if it were started again: an error
+// of its settings, files or data. A launcher then does not start it again.
 type Final struct{ Err error }
 
 func (e *Final) Error() string { return e.Err.Error() }
@@ -227,17 +226,18 @@ func (e *Final) Error() string { return e.Err.Error() }
 // Unwrap returns the error.
 func (e *Final) Unwrap() error { return e.Err }
 
-// Refuse records that this process ends before it has begun, as it would each time, such as
-// for its command line. It must be a worker itself, which leads a session: how a program
-// ends that a worker runs beside its own work says nothing of the worker's end.
+// Refuse records an error with which this process ends before it has begun its work, for
+// instance because of its command line. It would end so each time. Refuse does nothing if this
+// process is no worker, that is, no session leader: a program that a worker runs may fail
+// without the worker.
 func Refuse(err error) {
 	if leader, no := unix.Getsid(0); no == nil && leader == os.Getpid() {
 		Record(&Final{Err: err}, "")
 	}
 }
 
-// Repeated is an error that another worker of the job has ended with, too, and has
-// said before: the launcher's report tells it, so it need not be printed again.
+// Repeated is an error that another worker of the job has reported before. The launcher's
+// report has it, so that this worker need not print it again.
 type Repeated struct{ Err error }
 
 func (e *Repeated) Error() string { return e.Err.Error() }

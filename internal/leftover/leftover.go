@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leftover is for the TestMain of packages whose tests launch jobs: it makes what
-// these leave in the temporary directory a failure. Dumps of the flight recorders of a job
-// that fails are to stay, for its user: a test of one sets COHORT_RECORDER_DIR.
+// Package leftover finds files that jobs of tests have left in the temporary directory. It is
+// for the TestMain of packages whose tests launch jobs: a file that is left fails the tests.
+// A failed job leaves the dumps of its flight recorders for its user, so a test of such a job
+// sets COHORT_RECORDER_DIR.
 package leftover
 
 import (
@@ -11,7 +12,7 @@ import (
 	"path/filepath"
 )
 
-// Dir makes the directory that a TestMain sets as TMPDIR before it runs the tests.
+// Dir makes a directory. A TestMain sets it as TMPDIR before it runs the tests.
 func Dir() string {
 	dir, err := os.MkdirTemp("", "leftover-")
 	if err != nil {
@@ -21,8 +22,8 @@ func Dir() string {
 	return dir
 }
 
-// Check removes the directory, and returns the code of the tests, or 1 where jobs have left
-// something there.
+// Check removes the directory. It returns the code of the tests, or 1 if jobs have left files
+// in the directory.
 func Check(dir string, code int) int {
 	defer os.RemoveAll(dir)
 	for _, pattern := range []string{"cohort-*", "torchelastic_*"} {
@@ -31,7 +32,7 @@ func Check(dir string, code int) int {
 			code = 1
 			fmt.Fprintf(os.Stderr, "a test has left %s in the temporary directory\n", path)
 			files, _ := filepath.Glob(filepath.Join(path, "*"))
-			for _, file := range files { // who it was
+			for _, file := range files { // the content shows which job it was
 				b, _ := os.ReadFile(file)
 				fmt.Fprintf(os.Stderr, "%s: %.2000s\n", file, b)
 			}
