@@ -43,11 +43,12 @@
 // # Files
 //
 //	what to run         config.go, options.go (of Spawn), binding*.go (to processors), port.go
-//	Run, Spawn          launch.go, spawn.go, host.go, attempt.go, restart.go (and [Final])
+//	Run, Spawn          launch.go, spawn.go, host.go, attempt.go, restart.go (and Final)
 //	the program         program.go, build.go (go build)
 //	one attempt         agent.go (the loop), supervisor.go (which signal when), worker.go (start
 //	                    and tell a process), environment.go (all variables of a worker)
-//	output              relay.go (prefixes), logs.go (files), tail.go (last lines), redact.go (the token)
+//	output              relay.go (prefixes), logs.go (files), tail.go (last lines), redact.go and
+//	                    keepsecrets*.go (the token)
 //	a failure           failure.go, errorfile.go, culprit.go, report.go, recorder.go (flight
 //	                    recorders), oom*.go (memory that ran out), limits.go (ulimit)
 //	no process stays    orphans*.go, cgroup*.go, guard.go (if the agent is killed), process*.go (/proc)
