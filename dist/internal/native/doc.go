@@ -75,7 +75,7 @@
 //	               mesh_partition.go (links that are cut), executor.go (runs plans), watchdog.go (time limits, stalled calls)
 //	watch          star.go (hub and spokes), heartbeat.go, skew.go (late ranks), doing.go (what a rank is doing),
 //	               mismatch.go, settlement.go, history.go (a rank's last calls), closing.go (the check before a leave),
-//	               timeout.go, liveness.go (members that have not come), procstate.go, fault.go (faults and their errors)
+//	               timeout.go, absence.go (members that have not come), procstate.go, fault.go (faults and their errors)
 //	all            config.go, fabric.go (ports), endpoint.go (a group at its ports), wire.go (frames), explainer.go, host.go
 //
 // The files of the watch name neither Shm nor Mesh, and the shared memory does not name
