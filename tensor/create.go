@@ -180,8 +180,7 @@ func tapeOf(op string, operands []*Tensor) *Tape {
 			tape = t.tape
 		}
 		if t.storage.dev != operands[0].storage.dev {
-			fail(op, operands, "the operands are on two devices, %s and %s",
-				operands[0].storage.dev.Name(), t.storage.dev.Name())
+			failDevices(op, operands, operands[0].storage.dev, t.storage.dev)
 		}
 	}
 	return tape
