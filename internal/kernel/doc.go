@@ -48,7 +48,7 @@
 //	convolution         conv*.go
 //	attention           attention*.go
 //	norms               norm.go (rows), batchnorm.go, groupnorm.go, channels*.go (what these two are made of), rows_bf16.go
-//	elementwise         elementwise.go, activations.go, sigmoid.go, vector*.go, dropout*.go, transformer*.go (RMS norm, SwiGLU, RoPE)
+//	elementwise         elementwise.go, activations.go, vector*.go, dropout*.go, transformer*.go (RMS norm, SwiGLU, RoPE)
 //	sums and orders     reduce.go, softmax.go, sort.go
 //	copies and indices  move.go, transpose*.go, embedding.go, bag.go, segment.go
 //	optimizers          optimizer*.go

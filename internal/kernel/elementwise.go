@@ -139,3 +139,9 @@ func withColumn(p *work.Pool, f func(dst, a []float32, s float32), dst, a, colum
 		}
 	})
 }
+
+// Maximum computes dst = max(a, b), NaN if either is.
+func Maximum(p *work.Pool, dst, a, b []float32) { binary(p, vec().max, dst, a, b) }
+
+// Minimum computes dst = min(a, b), NaN if either is.
+func Minimum(p *work.Pool, dst, a, b []float32) { binary(p, vec().min, dst, a, b) }
