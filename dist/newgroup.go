@@ -74,8 +74,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	defer end(nil)
 	defer context.AfterFunc(g.closing, func() { end(ErrClosed) })()
 	parent := g.asParent()
-	forming, err := g.job.NewGroup(ctx, end, parent, &backend.Wish{Ranks: ranks, Backend: o.backends[hostKind], Local: o.local,
-		Options: o.Algorithms, Silence: o.Silence, SilenceSet: o.SilenceSet})
+	forming, err := g.job.NewGroup(ctx, end, parent, &backend.Wish{Ranks: ranks, Backend: o.backends[hostKind], Local: o.local, SilenceSet: o.SilenceSet})
 	if err != nil {
 		return nil, fail(err)
 	}

@@ -81,8 +81,7 @@ type Parent struct {
 	Members []fault.Member // by rank
 	World   []int          // by rank, the rank in the job
 	IsWorld bool           // it is the group of all ranks
-	Closing context.Context
-	Rules   Rules // nil for none
+	Rules   Rules          // nil for none
 	// Comm returns what moves the group's data, nil where the group is one rank or is closed.
 	Comm func() Communicator
 }
@@ -91,16 +90,15 @@ type Parent struct {
 type Wish struct {
 	Ranks   []int  // by their numbers in the parent
 	Backend string // "" where nothing was said
-	Options collective.Options
-	Silence time.Duration
-	// SilenceSet says that an option gave Silence, Local that the members alone call.
+	// SilenceSet says that an option gave a limit of silence, Local that the members alone
+	// call NewGroup.
 	SilenceSet, Local bool
 }
 
 // Plan is what is known of a group before its members have come.
 type Plan struct {
 	Job   Job     // forms the groups that are made of the new one
-	Ranks []int   // its members by their numbers in the parent; none where this rank is no member
+	Ranks []int   // its members by their numbers in the parent; none where this rank is no member, and for the group of all ranks
 	Name  string  // what it is called where the program gives no name; "" leaves that to dist
 	Where []Where // where the members are, by rank; nil: as the parent knows it
 	// Barrier says that all members have come when all have passed a barrier of the group,
