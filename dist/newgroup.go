@@ -93,8 +93,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		return nil, fail(forming.End(ctx, err))
 	}
 	if err := forming.End(ctx, sub.form(ctx, end, forming, parent)); err != nil {
-		sub.log.Close()
-		g.forget(sub)
+		_ = sub.Close() // which may be under way, as a part of g's
 		return nil, backend.Within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
 	}
 	return sub, nil
