@@ -58,7 +58,8 @@ func ClipScale(norm *tensor.Tensor, maxNorm float64) *tensor.Tensor {
 	limit := tensor.New(norm.Device(), tensor.Float64)
 	limit.Fill(maxNorm)
 	scale := limit.Div(norm.AddScalar(1e-6)).Clamp(math.Inf(-1), 1)
-	return scale.Add(norm.MulScalar(0)) // 0·norm is 0, or NaN
+	scale.Axpy(0, norm) // 0·norm is 0, or NaN
+	return scale
 }
 
 // ClipGradValue bounds every element of every gradient by -limit and limit, in

@@ -39,8 +39,8 @@ type Strategy interface {
 	// ClipGradNorm returns the Euclidean norm of the gradients of params over the
 	// whole model, however it is spread, and the factor, at most 1, that brings it
 	// down to maxNorm: what optim.Optimizer.Step takes. Both are tensors of one
-	// element on the device that trains, the same on every rank, and neither waits
-	// for the device. The factor is NaN where the norm is not finite.
+	// element on the device that trains, the same on every rank; they are the
+	// caller's, who may write them. The call does not wait for the device. The factor is NaN where the norm is not finite.
 	//
 	// A replica has all gradients, and asks optim.ClipGradNorm. Where a rank holds
 	// shards, or a stage, it adds up the squares of its own (each parameter once),

@@ -193,7 +193,8 @@ func (r *trainer[B]) update(ctx context.Context) (all share, err error) {
 	if r.task.Schedule != nil {
 		r.task.Schedule.Apply(r.task.Optimizer, r.step)
 	}
-	r.task.Optimizer.Step(r.vote.spoil(scale))
+	r.vote.spoil(scale)
+	r.task.Optimizer.Step(scale)
 	if err := tensor.Synchronize(r.device); err != nil { // such as an index out of range
 		return all, r.errorf("step %d: %w", r.step+1, err)
 	}

@@ -17,6 +17,7 @@ import (
 type vote struct {
 	axes    Axes
 	numbers *tensor.Tensor
+	at      [numVotes]*tensor.Tensor // each of them
 }
 
 // The numbers of a vote.
@@ -30,26 +31,27 @@ const (
 )
 
 func newVote(axes Axes, dev tensor.Device) *vote {
-	return &vote{axes, tensor.NewShared(dev, tensor.Float64, numVotes)}
+	v := &vote{axes: axes, numbers: tensor.NewShared(dev, tensor.Float64, numVotes)}
+	for i := range v.at {
+		v.at[i] = v.numbers.Select(0, i)
+	}
+	return v
 }
 
 // begin begins a step.
 func (v *vote) begin() { v.numbers.Fill(0) }
 
-func (v *vote) at(number int) *tensor.Tensor { return v.numbers.Select(0, number) }
-
 // addLoss adds the loss of a pass, a tensor of one element.
 func (v *vote) addLoss(loss *tensor.Tensor, weight float64) {
-	sum := v.at(voteLoss)
-	sum.CopyFrom(sum.Add(loss.Detach().Reshape().To(tensor.Float64).MulScalar(weight)))
+	v.at[voteLoss].Axpy(weight, loss.Detach().Reshape().To(tensor.Float64))
 }
 
 // sum replaces the numbers by those of all ranks.
 func (v *vote) sum(ctx context.Context, mine share) error {
-	v.at(voteSize).Fill(float64(mine.size))
-	v.at(voteReplaced).Fill(float64(mine.replaced))
+	v.at[voteSize].Fill(float64(mine.size))
+	v.at[voteReplaced].Fill(float64(mine.replaced))
 	if mine.stop {
-		v.at(voteStop).Fill(1)
+		v.at[voteStop].Fill(1)
 	}
 	if v.axes.World.Size() == 1 {
 		return nil
@@ -57,15 +59,15 @@ func (v *vote) sum(ctx context.Context, mine share) error {
 	return v.axes.World.AllReduce(ctx, v.numbers, dist.Sum)
 }
 
-// spoil returns the factor of the gradients, and NaN if the loss of any rank is
-// not finite: an update with that factor changes nothing.
-func (v *vote) spoil(scale *tensor.Tensor) *tensor.Tensor {
-	return scale.Add(v.at(voteLoss).MulScalar(0)) // 0·loss is 0, or NaN
+// spoil makes the factor of the gradients NaN if the loss of any rank is not finite:
+// an update with that factor changes nothing.
+func (v *vote) spoil(scale *tensor.Tensor) {
+	scale.Axpy(0, v.at[voteLoss]) // 0·loss is 0, or NaN
 }
 
 // read waits for the device and returns what all ranks have done.
 func (v *vote) read(norm *tensor.Tensor) (all share) {
-	v.at(voteNorm).CopyFrom(norm)
+	v.at[voteNorm].CopyFrom(norm)
 	copies := v.axes.copies()
 	v.numbers.WithFloat64s(func(n []float64) {
 		all = share{
