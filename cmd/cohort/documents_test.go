@@ -40,7 +40,9 @@ func words(line string) []string {
 // checkLine returns what is wrong with the arguments of a command line. A
 // mention in a sentence may leave arguments out, but not invent flags.
 func checkLine(args []string, mention bool) error {
-	cmd, rest, err := newRoot(io.Discard, io.Discard).Find(args)
+	root := newRoot(io.Discard, io.Discard)
+	root.InitDefaultCompletionCmd(args...) // which Execute adds
+	cmd, rest, err := root.Find(args)
 	if err != nil {
 		return err
 	}
