@@ -41,87 +41,136 @@ func Infer(path string, f Format, label string, buckets int) (s Schema, doubts [
 	if err := files.advance(); err != nil {
 		return Schema{}, nil, err
 	}
-	names := slices.Clone(files.names)
-	if len(names) == 1 {
-		return Schema{}, nil, files.oneColumn()
+	p := proposal{files: files, names: slices.Clone(files.names), schema: Schema{Label: label, Buckets: buckets}}
+	if err := p.checkNames(f); err != nil {
+		return Schema{}, nil, err
 	}
-	if i := slices.IndexFunc(names, func(name string) bool { _, problem := parseNumber([]byte(name)); return problem == "" }); i >= 0 && !f.NoHeader {
-		doubts = append(doubts, fmt.Sprintf("the first line of %s names a column %q: is it a row, of a file without a header?", files.text.path, names[i]))
+	if err := p.chooseLabel(); err != nil {
+		return Schema{}, nil, err
 	}
-	for i, name := range names {
-		if name != "" && slices.Contains(names[:i], name) {
-			return Schema{}, nil, &RowError{Path: files.text.path, Line: 1, Detail: fmt.Sprintf("there are several columns %q: rename all but one", name)}
+	columns, rows, err := p.readColumns(f)
+	if err != nil {
+		return Schema{}, nil, err
+	}
+	p.judge(columns, rows)
+	return p.schema, p.doubts, p.schema.Validate()
+}
+
+// proposal is a schema that is being inferred.
+type proposal struct {
+	files  *files
+	names  []string // of the columns
+	schema Schema
+	doubts []string
+}
+
+func (p *proposal) doubt(format string, args ...any) {
+	p.doubts = append(p.doubts, fmt.Sprintf(format, args...))
+}
+
+// fail returns an error about the first line.
+func (p *proposal) fail(format string, args ...any) error {
+	return &RowError{Path: p.files.text.path, Line: 1, Detail: fmt.Sprintf(format, args...)}
+}
+
+// checkNames looks at the names that the first line gives the columns.
+func (p *proposal) checkNames(f Format) error {
+	if len(p.names) == 1 {
+		return p.files.oneColumn()
+	}
+	number := func(name string) bool { _, problem := parseNumber([]byte(name)); return problem == "" }
+	if i := slices.IndexFunc(p.names, number); i >= 0 && !f.NoHeader {
+		p.doubt("the first line of %s names a column %q: is it a row, of a file without a header?", p.files.text.path, p.names[i])
+	}
+	for i, name := range p.names {
+		if name != "" && slices.Contains(p.names[:i], name) {
+			return p.fail("there are several columns %q: rename all but one", name)
 		}
 	}
-	s = Schema{Label: label, Buckets: buckets}
+	return nil
+}
+
+// chooseLabel chooses the column of labels, unless the caller has.
+func (p *proposal) chooseLabel() error {
+	label := &p.schema.Label
 	switch {
-	case label == "" && slices.Contains(names, "label"):
-		s.Label = "label"
-	case label == "":
-		i := slices.IndexFunc(names, func(name string) bool { return !isIndex(name) })
+	case *label == "" && slices.Contains(p.names, "label"):
+		*label = "label"
+	case *label == "":
+		i := slices.IndexFunc(p.names, func(name string) bool { return !isIndex(name) })
 		if i < 0 {
-			return Schema{}, nil, &RowError{Path: files.text.path, Line: 1, Detail: "no column has a name"}
+			return p.fail("no column has a name")
 		}
-		if s.Label = names[i]; namesIDs(s.Label) {
-			doubts = append(doubts, fmt.Sprintf("the first column, %q, is taken for the label, though its name is that of ids: name the label", s.Label))
+		if *label = p.names[i]; namesIDs(*label) {
+			p.doubt("the first column, %q, is taken for the label, though its name is that of ids: name the label", *label)
 		}
-	case !slices.Contains(names, label):
-		return Schema{}, nil, files.noColumn(label)
+	case !slices.Contains(p.names, *label):
+		return p.files.noColumn(*label)
 	}
-	columns, rows := make([]column, len(names)), 0
+	return nil
+}
+
+// readColumns looks at the first rows.
+func (p *proposal) readColumns(f Format) (columns []column, rows int, err error) {
+	columns = make([]column, len(p.names))
 	for ; rows < inferRows; rows++ {
-		if err := files.record(); err != nil {
-			if err == io.EOF {
-				break
-			}
-			return Schema{}, nil, err
+		if err := p.files.record(); err == io.EOF {
+			break
+		} else if err != nil {
+			return nil, 0, err
 		}
 		for i := range columns {
-			if value := files.text.field(i); f.isMissing(value) {
+			if value := p.files.text.field(i); f.isMissing(value) {
 				columns[i].missing++
 			} else {
-				columns[i].add(value, files.text.fields[i].line)
+				columns[i].add(value, p.files.text.fields[i].line)
 			}
 		}
 	}
+	return columns, rows, nil
+}
+
+// judge puts the columns into the schema by what the rows have in them.
+func (p *proposal) judge(columns []column, rows int) {
 	var empty []string
-	for i, name := range names {
-		c := &columns[i]
-		if name == s.Label {
+	for i, name := range p.names {
+		switch c := &columns[i]; {
+		case name == p.schema.Label:
 			if c.filled >= manyRows && c.same {
-				doubts = append(doubts, fmt.Sprintf("the label %q is %s in all of the first %d rows", name, quote(c.first), rows))
+				p.doubt("the label %q is %s in all of the first %d rows", name, quote(c.first), rows)
 			}
-			continue
-		}
-		switch {
 		case isIndex(name) && c.filled > 0:
 			what := fmt.Sprintf("column %d has no name", i+1)
 			if name != "" {
 				what = fmt.Sprintf("column %q has its name from a column without one", name)
 			}
-			doubts = append(doubts, what+" and is left out, as the index that pandas writes: give it a name if it is more")
+			p.doubt("%s and is left out, as the index that pandas writes: give it a name if it is more", what)
 		case isIndex(name):
 		case c.filled == 0:
 			empty = append(empty, name)
 		default:
-			category, doubt := c.judge(name)
-			if doubt != "" {
-				doubts = append(doubts, fmt.Sprintf("column %q is taken for a %s", name, doubt))
-			}
-			if c.counts && c.missing == 0 && (c.filled >= manyRows || c.filled > 2 && namesIndex(name)) {
-				doubts = append(doubts, fmt.Sprintf("column %q counts the rows: if it is an index, leave it out", name))
-			}
-			if category {
-				s.Categories = append(s.Categories, name)
-			} else {
-				s.Numbers = append(s.Numbers, name)
-			}
+			p.judgeColumn(name, c)
 		}
 	}
 	if len(empty) > 0 && rows >= manyRows {
-		doubts = append(doubts, fmt.Sprintf("columns %q have no values in the first %d rows and are left out", empty, rows))
+		p.doubt("columns %q have no values in the first %d rows and are left out", empty, rows)
 	}
-	return s, doubts, s.Validate()
+}
+
+// judgeColumn decides whether a column with values is numbers or categories.
+func (p *proposal) judgeColumn(name string, c *column) {
+	category, doubt := c.judge(name)
+	if doubt != "" {
+		p.doubt("column %q is taken for a %s", name, doubt)
+	}
+	if c.counts && c.missing == 0 && (c.filled >= manyRows || c.filled > 2 && namesIndex(name)) {
+		p.doubt("column %q counts the rows: if it is an index, leave it out", name)
+	}
+	if category {
+		p.schema.Categories = append(p.schema.Categories, name)
+	} else {
+		p.schema.Numbers = append(p.schema.Numbers, name)
+	}
 }
 
 // oneColumn is the error of a file whose first line is one field.
