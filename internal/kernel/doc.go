@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel is the arithmetic of a training step on raw slices: matrix
-// products, convolutions, attention, normalisation, activations, losses,
-// reductions, optimizer steps, conversions. It knows nothing of tensors.
+// Package kernel has the CPU's kernels: the arithmetic of a training step on slices,
+// such as matrix products, convolutions, attention, normalisation, activations,
+// losses, reductions, optimizer steps and conversions. It knows nothing of tensors.
+// Kernels of another device, such as CUDA, are in that device's package: package
+// device (internal/device) says how one is added.
 //
 // # Mental model
 //

@@ -4,6 +4,18 @@
 // package device to the slices of package kernel, on one thread pool and one
 // memory pool. Dense operands go straight to a kernel; others are gathered
 // into tiles first.
+//
+// # Files
+//
+//	cpu.go          the device and its memory
+//	elementwise.go  elementwise primitives; functions.go has what they compute
+//	reduce.go, matmul.go, matmul_bf16.go, copy.go, convert.go  the other primitives
+//	strided.go      tiles of operands that are not dense
+//	fused.go        operations with kernels of their own (internal/device/ops.go): it
+//	                asks the files fused_*.go, of which fused_softmax.go has softmax,
+//	                log-sum-exp and cross-entropy, fused_norm.go layer, RMS, group and
+//	                batch norm, fused_sort.go sort, top-k and running sums, and
+//	                fused_pointwise.go activations, SwiGLU and dropout
 package cpu
 
 import (

@@ -7,7 +7,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
-// order runs what depends on the order of elements along a row.
+// order runs sorts, and sums and products along a row: what depends on the order of
+// its elements.
 func (c *CPU) order(op device.Op, a []device.Array) bool {
 	switch op := op.(type) {
 	case device.Sort:

@@ -9,8 +9,9 @@ import (
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
-// classes runs what turns scores of classes into probabilities and losses.
-func (c *CPU) classes(op device.Op, a []device.Array) bool {
+// softmax runs softmax, log-sum-exp and cross-entropy: what turns scores of classes
+// into probabilities and losses.
+func (c *CPU) softmax(op device.Op, a []device.Array) bool {
 	switch op := op.(type) {
 	case device.Softmax:
 		rows, cols := a[1].RowsCols()
