@@ -32,9 +32,9 @@
 //   - The words after the name: [RankError.Error] says what happened to the rank, "died:
 //     signal killed", "is silent: …", "has left the group". The causes are in cause.go.
 //   - The finding: the star of dist/internal/native and the connections of
-//     dist/internal/gloo find out that a rank is gone; file fault.go of the one and
-//     errors.go of the other make the error with [NewRankError]. The launcher's word of
-//     how a process ended comes through dist/internal/liveness.
+//     dist/internal/gloo find out that a rank is gone. dist/internal/native/fault.go and
+//     dist/internal/gloo/errors.go make the error with [NewRankError]. The launcher's
+//     word of how a process ended comes through dist/internal/liveness.
 //
 // Package dist fills in the members of the group with [Among], and the line of the call.
 // Nothing here waits, sends or keeps anything.

@@ -17,8 +17,12 @@
 //   - A device may run calls later than they are made. It keeps their order, frees
 //     included, and copies what it needs of the arguments ([CopyOp]).
 //   - No call gives a value to the host. Sums, norms and counts are arrays. A kernel
-//     that meets a bad index notes it ([Check]) and leaves the element out. Only Read
-//     and [Visible] wait.
+//     that meets a bad index notes it ([Check]) and leaves the element out. Only Read,
+//     [Visible] and Fault wait.
+//   - No kernel touches what lies outside of its arrays, whatever indices it is given.
+//     Where a call has noted a fault, a late device leaves out the calls after it, which
+//     use the same indices, or their kernels test the bounds themselves.
+//   - Several goroutines may call a device at once. Each one's calls keep their order.
 //
 // # The devices
 //
@@ -28,12 +32,12 @@
 // # Adding a kernel, for example softmax on CUDA
 //
 //  1. The operation is there: Softmax in ops.go, with its arguments. (A new one is a
-//     struct there, a case in a file such as internal/device/cpu/fused_classes.go, and
+//     struct there, a case in a file such as internal/device/cpu/fused_softmax.go, and
 //     a kernel in internal/kernel.)
 //  2. In the device's package, internal/device/cuda: the kernel's source, and a case
 //     for device.Softmax in its Fused. Without a case Fused returns false, and the
 //     operation fails with an error that names device and operation.
-//  3. The tables of operations in package tensor (*_cases_test.go) run over any device:
+//  3. The tables of operations (tensor/*_cases_test.go) run over any device:
 //     TestOperationsOnALateDevice shows how.
 //
 // # Adding a device
@@ -266,7 +270,8 @@ const (
 	Prod
 )
 
-// Device is a kind of processor with its memory.
+// Device is a kind of processor with its memory. There is one value for each
+// processor, a pointer: two devices are the same if they compare equal.
 type Device interface {
 	Name() string
 
@@ -275,9 +280,11 @@ type Device interface {
 	// memory is exhausted.
 	Alloc(size int, shared bool) Memory
 	Free(Memory)
-	// Write copies data to memory, from a byte on. data is the caller's again
-	// afterwards. Read copies from memory, after all earlier calls have taken effect:
-	// a device that is late makes its caller wait.
+	// Write copies data to memory, from a byte on, in its turn among the calls. data is
+	// the caller's again when Write returns: a device that copies later has a copy of
+	// its own by then, or, of data in pinned memory ([Pinner]), has read them. Read
+	// copies from memory, after all earlier calls have taken effect: a device that is
+	// late makes its caller wait.
 	Write(m Memory, offset int, data []byte)
 	Read(m Memory, offset int, dst []byte)
 
@@ -285,8 +292,10 @@ type Device interface {
 	Late() bool
 	// Fault returns the first fault that calls have noted since it was last asked,
 	// of a device that is late; others tell the [Check] of a call. With wait it is
-	// asked after all earlier calls have taken effect. A device may leave out
-	// what is called after the call with the fault and before Fault has told of it.
+	// asked after all earlier calls have taken effect. The fault is the device's,
+	// whichever goroutine's call noted it. A device may leave out what is called after
+	// the call with the fault and before Fault has told of it, frees and writes
+	// excepted.
 	Fault(wait bool) Fault
 
 	Kernels
@@ -299,8 +308,9 @@ type Visible interface {
 	Host(m Memory, offset, size int) []byte
 }
 
-// Pinner is a device that reads and writes the CPU's memory by itself, once that
-// memory has been pinned. Devices that do not implement it need no pinned memory.
+// Pinner is a device that reads and writes the CPU's memory by itself, without a copy
+// of its own between, once that memory has been pinned. Devices that do not implement
+// it need no pinned memory.
 type Pinner interface {
 	// Pin keeps m, memory of the CPU, where it is until unpin is called, which
 	// comes before the memory is freed.
@@ -311,7 +321,9 @@ type Pinner interface {
 type Kernels interface {
 	Fill(dst Array, value float64)
 	Copy(dst, src Array) // any strides; another dtype is converted to dst's
-	// Axpy adds alpha·x to dst; both are contiguous and of one dtype.
+	// Axpy adds alpha·x to dst; both are contiguous and of one dtype. An alpha of 0
+	// multiplies too: what is NaN or infinite in x makes NaN. (Some libraries return
+	// at once then.)
 	Axpy(dst Array, alpha float64, x Array)
 
 	// The elementwise functions take every dtype and any strides of the operands;
@@ -338,7 +350,8 @@ type Kernels interface {
 	// the squares of xs[i], which is contiguous, summed in float64 and in an order
 	// that depends on its size alone.
 	SumSquares(dst Array, xs ...Array)
-	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
+	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n],
+	// and does not read dst where beta is 0;
 	// the last two dims of a and b may be transposed, bias [n] (float32) may be
 	// empty. Each of dst, a and b is Float32 or BFloat16; when any is BFloat16,
 	// a and b are rounded to it, and sums are kept in float32.

@@ -445,7 +445,8 @@ type GRUCell struct{}
 type GRUCellGrad struct{}
 
 // Indices along a dim. Arrays are [outer…, dim, inner…], indices int64. They have
-// been checked by [CheckIndices], which comes first.
+// been checked by [CheckIndices], which comes first; a device that runs these calls
+// though it has noted a fault tests the bounds again.
 
 // CheckIndices notes the first index that is not in [0, Limit). Argument: ids int64.
 type CheckIndices struct {

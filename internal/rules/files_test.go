@@ -136,6 +136,32 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
+// fileName is a file as a doc comment names it; a place such as file.go:12 is an example.
+var fileName = regexp.MustCompile(`[\w*/.-]+\.go\b(:\d)?`)
+
+// TestPackageDocFiles: the files that a package's doc comment names are there: in the
+// package, or by the path from the root.
+func TestPackageDocFiles(t *testing.T) {
+	named := 0
+	for _, f := range sources(t) {
+		if f.test || f.syntax.Doc == nil {
+			continue
+		}
+		for _, name := range fileName.FindAllString(f.syntax.Doc.Text(), -1) {
+			if strings.Contains(name, ":") {
+				continue
+			}
+			named++
+			if !there(t, path.Join(f.dir, name)) && !(strings.Contains(name, "/") && there(t, name)) {
+				t.Errorf("%s: the package's doc comment names %s, and there is no such file in the package: call it as it is called now, or by its path from the root", f.path, name)
+			}
+		}
+	}
+	if named < 50 {
+		t.Errorf("only %d names of files were found: the rule looks in the wrong place", named)
+	}
+}
+
 // plain are methods whose interface documents them.
 var plain = map[string]bool{
 	"Error": true, "Unwrap": true, "Is": true, "String": true, "GoString": true, "Format": true,
