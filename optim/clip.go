@@ -5,6 +5,7 @@ package optim
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -33,26 +34,39 @@ func gradsOf(params []*nn.Parameter) []*tensor.Tensor {
 
 // ClipGradNorm returns the Euclidean norm of all gradients together and the
 // factor, at most 1, that brings it down to maxNorm: pass it to Step. Both are
-// float64 tensors of one element on the parameters' device, computed by that
+// float64 tensors of no dims on the first parameter's device, computed by that
 // device; norm.Item() waits for the number. Nothing is written. A gradient that
 // is not finite gives a norm that is not and the factor NaN, with which Step
-// leaves the update out: see [CheckGradNorm] and Optimizer.Skipped.
+// leaves the update out: see [CheckGradNorm] and Optimizer.Skipped. Where parameters
+// are on several devices, the sums of the others are copied to the first.
 func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor) {
-	if grads := gradsOf(params); len(grads) > 0 {
-		norm = tensor.NormAll(grads...)
-	} else {
-		dev := tensor.CPU()
-		if len(params) > 0 {
-			dev = params[0].Data().Device()
+	dev := tensor.CPU()
+	if len(params) > 0 {
+		dev = params[0].Data().Device()
+	}
+	var squares *tensor.Tensor
+	for grads := gradsOf(params); len(grads) > 0; {
+		n := slices.IndexFunc(grads, func(g *tensor.Tensor) bool { return g.Device() != grads[0].Device() })
+		if n < 0 {
+			n = len(grads)
 		}
+		sum := tensor.SumSquaresAll(grads[:n]...).ToDevice(dev)
+		if squares != nil {
+			sum = squares.Add(sum)
+		}
+		squares, grads = sum, grads[n:]
+	}
+	if squares == nil {
 		norm = tensor.New(dev, tensor.Float64)
+	} else {
+		norm = squares.Sqrt()
 	}
 	return norm, ClipScale(norm, maxNorm)
 }
 
 // ClipScale returns the factor, at most 1, that brings a norm down to maxNorm:
 // min(1, maxNorm/(norm+1e-6)), and NaN for a norm that is not finite. Both are
-// float64 tensors of one element. [ClipGradNorm] is for gradients that are all
+// float64 tensors of no dims. [ClipGradNorm] is for gradients that are all
 // here; this is for a norm over several processes.
 func ClipScale(norm *tensor.Tensor, maxNorm float64) *tensor.Tensor {
 	limit := tensor.New(norm.Device(), tensor.Float64)

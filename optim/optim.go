@@ -60,9 +60,9 @@ const Zero = math.SmallestNonzeroFloat64
 // Optimizer updates parameters.
 type Optimizer interface {
 	// Step applies one update from the present gradients, each multiplied by
-	// scale first: nil for 1, or a tensor of one element on the parameters'
-	// device, such as ClipGradNorm returns. The device reads it when it runs the
-	// update. A scale that is NaN or infinite leaves the update out: parameters
+	// scale first: nil for 1, or a tensor of one element, such as ClipGradNorm
+	// returns. The parameters' device reads it when it runs the update; a scale on
+	// another device is copied there first. A scale that is NaN or infinite leaves the update out: parameters
 	// and state keep their bits. Step does not learn of it; see Skipped.
 	Step(scale *tensor.Tensor)
 	// Skipped says that the last Step wrote nothing, for its scale was not

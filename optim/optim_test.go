@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/cpu"
 
+	"github.com/cohort-ml/cohort/internal/device/lazy"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -232,6 +233,40 @@ func TestClipGradNorm(t *testing.T) {
 	if norm, scale := clip(1); !math.IsInf(norm, 1) || !math.IsNaN(scale) {
 		t.Errorf("an infinite gradient gives the norm %v and the factor %v", norm, scale)
 	}
+}
+
+// TestClipOnSeveralDevices: the norm of gradients on several devices, and a step with
+// its scale, are those of one device.
+func TestClipOnSeveralDevices(t *testing.T) {
+	late := lazy.New(1)
+	defer late.Close()
+	run := func(devices ...tensor.Device) (out []float32) {
+		var params []*nn.Parameter
+		for i, dev := range devices {
+			p := nn.NewParameter(tensor.FromFloat32(values(5, i)).ToDevice(dev))
+			p.SetGrad(tensor.FromFloat32(values(5, 10+i)).ToDevice(dev))
+			params = append(params, p)
+		}
+		norm, scale := ClipGradNorm(params, 0.5)
+		if norm.Device() != devices[0] || scale.Device() != devices[0] || norm.NumDims() != 0 {
+			t.Errorf("the norm is %v on %s, the first parameter is on %s", norm.Shape(), norm.Device().Name(), devices[0].Name())
+		}
+		NewAdamW(params, AdamWOptions{LR: 0.1}).Step(scale)
+		out = norm.Float32s()
+		for _, p := range params {
+			out = append(out, p.Data().Float32s()...)
+		}
+		return out
+	}
+	cpu := tensor.CPU()
+	want := run(cpu, cpu, cpu)
+	late.Allow(func() {
+		for _, devices := range [][]tensor.Device{{late, late, late}, {cpu, late, late}, {late, cpu, cpu}} {
+			if got := run(devices...); !slices.Equal(got, want) {
+				t.Errorf("on %v: %v, on the CPU alone %v", devices, got, want)
+			}
+		}
+	})
 }
 
 // TestClipBits: the norm and the factor are those of the formula in float64, the

@@ -23,9 +23,9 @@ func NewShared(dev Device, dtype DType, shape ...int) *Tensor {
 }
 
 // NewPinned returns a zero tensor on the CPU whose memory dev reads and writes
-// by itself while the CPU goes on, where dev is a processor that can do so: a
+// by itself, without a copy between, where dev is a processor that can do so: a
 // loader's batches for a GPU lie in such memory. For any other device it is a
-// tensor on the CPU like another.
+// tensor on the CPU like another. [Tensor.Release] ends the pinning.
 func NewPinned(dev Device, dtype DType, shape ...int) *Tensor {
 	t := New(CPU(), dtype, shape...)
 	pinner, ok := dev.(device.Pinner)

@@ -40,25 +40,34 @@ func (t *Tensor) Release() {
 // Restore gives t memory again after [Tensor.Release], and calls fill to write
 // the values of before into it: by what fill writes a backward pass sees no
 // change. A collective that fill only begins must have ended before the values
-// are read. When fill fails, t is released again. Restoring what has its
-// memory does nothing. It panics with an *Error for a value that has been freed.
+// are read. When fill fails or panics, t is released again. Restoring what has its
+// memory does nothing. t is the whole of its memory and no view of a part, whose
+// other parts nobody would fill: that panics with an *Error, and so does a value
+// that has been freed.
 func (t *Tensor) Restore(fill func(t *Tensor) error) error {
 	s := t.storage
 	t.wantNotFreed("restore")
 	if s.state == live {
 		return nil
 	}
+	if n := t.NumElems() * t.dtype.Size(); n != s.mem.Size || t.IsOverlapping() {
+		fail("restore", []*Tensor{t}, "is a view of a part of what was released, of %d bytes of %d: restore the whole", n, s.mem.Size)
+	}
 	s.mem = memory(s.dev, s.mem.Size, s.shared)
 	s.state = live
 	if s.scope == nil {
 		s.leaveToCollector()
 	}
-	version := s.version
+	version, filled := s.version, false
+	defer func() {
+		if s.version = version; !filled {
+			t.Release()
+		}
+	}()
 	if err := fill(t.detach()); err != nil {
-		t.Release()
 		return err
 	}
-	s.version = version
+	filled = true
 	return nil
 }
 

@@ -15,9 +15,9 @@ import (
 // shape.
 //
 // The steps of optimizers multiply the gradient by a scale, a tensor of one
-// element on the parameters' device; nil is 1. The device reads it when it runs
-// the step. A scale that is NaN or infinite leaves the step out: nothing is
-// written.
+// element; nil is 1. The parameters' device reads it when it runs the step: one of
+// another device is copied there first. A scale that is NaN or infinite leaves the
+// step out: nothing is written.
 
 // SGDUpdate is one parameter of [SGD]. MomentumBuf is nil without momentum.
 type SGDUpdate struct {
@@ -202,7 +202,7 @@ func multi[U, N any](op *listOperation[U, N], updates []U, scale *Tensor, scaled
 		}
 		updates = updates[n:] // the rest is done after this device's
 		if scaled {
-			s.arrays = append(s.arrays, scaleArray(op.name, scale, dev))
+			s.arrays = append(s.arrays, scaleArray(scale, dev))
 		}
 		if !dev.Fused(op.op(s.numbers), s.arrays...) {
 			failKernel(op.name, nil, dev)
@@ -246,14 +246,11 @@ func scaleOperand(op string, scale *Tensor) *Tensor {
 }
 
 // scaleArray returns the scale as an operand of a device, absent for nil.
-func scaleArray(op string, scale *Tensor, dev Device) device.Array {
+func scaleArray(scale *Tensor, dev Device) device.Array {
 	if scale == nil {
 		return device.Array{}
 	}
-	if scale.Device() != dev {
-		fail(op, []*Tensor{scale}, "the scale is on device %s, the parameters are on %s: move it there by ToDevice", scale.Device().Name(), dev.Name())
-	}
-	return scale.array()
+	return scale.ToDevice(dev).array()
 }
 
 // SGDRows is a step of [SGD] for a gradient by rows, without weight decay.
@@ -284,7 +281,9 @@ func AdamRows(param, expAvg, expAvgSq *Tensor, g RowGrad, s AdamScalars, scale *
 // byRows checks a gradient against the table that is ts[0] and does a step with
 // both; ts are of one shape [rows, width] and all written.
 func byRows(name string, g RowGrad, scale *Tensor, ts []*Tensor, op func(c *device.Check) device.Op) {
-	scale = scaleOperand(name, scale)
+	if scale = scaleOperand(name, scale); scale != nil {
+		scale = scale.ToDevice(ts[0].Device())
+	}
 	table, operands := ts[0], append(ts[:len(ts):len(ts)], g.Rows, g.IDs)
 	for _, t := range ts {
 		if t != nil {
@@ -299,8 +298,9 @@ func byRows(name string, g RowGrad, scale *Tensor, ts []*Tensor, op func(c *devi
 		fail(name, operands, "wants a table [%d, width], %d rows of its width", g.NumRows, n)
 	}
 	ids := indices(name, operands, g.IDs)
+	numRows := g.NumRows
 	verify(name, operands, func(f device.Fault) string {
-		return fmt.Sprintf("row %d of the gradient is of row %d of the table: ids must increase, and be less than %d", f.Position, f.Value, g.NumRows)
+		return fmt.Sprintf("row %d of the gradient is of row %d of the table: ids must increase, and be less than %d", f.Position, f.Value, numRows)
 	}, func(c *device.Check) {
 		fused(op(c), append(ts[:len(ts):len(ts)], g.Rows, ids, scale)...)
 	})

@@ -5,11 +5,15 @@ package tensor
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/device/cpu"
+	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
 // A released value keeps its views and its place on the tape, cannot be read, and
@@ -51,9 +55,18 @@ func TestReleaseAndRestore(t *testing.T) {
 				t.Errorf("it prints as %q", got)
 			}
 
+			mustFail(t, "is a view of a part of what was released, of 8 bytes of 16: restore the whole", func() {
+				_ = row.Restore(func(*Tensor) error { return nil })
+			})
 			failure := errors.New("a peer is gone")
-			if err := w.Restore(func(*Tensor) error { return failure }); err != failure || !w.IsReleased() {
+			if err := w.Restore(func(into *Tensor) error { into.Fill(7); return failure }); err != failure || !w.IsReleased() {
 				t.Fatalf("Restore returned %v, released %v", err, w.IsReleased())
+			}
+			mustFail(t, "fill(float32[3])", func() {
+				_ = w.Restore(func(*Tensor) error { fail("fill", []*Tensor{Zeros(3)}, "does not fit"); return nil })
+			})
+			if !w.IsReleased() {
+				t.Fatal("a Restore that panicked has left memory that nobody filled")
 			}
 			err := w.Restore(func(into *Tensor) error {
 				into.WithFloat32s(func(data []float32) { copy(data, []float32{1, 2, 3, 4}) })
@@ -74,6 +87,9 @@ func TestReleaseAndRestore(t *testing.T) {
 				x := again.Leaf(Full(1, 2, 2))
 				y := x.Mul(again.Const(w)).Sum()
 				w.Release()
+				if err := w.Restore(func(into *Tensor) error { into.Fill(7); return failure }); err != failure {
+					t.Fatal(err)
+				}
 				if err := w.Restore(func(into *Tensor) error {
 					into.WithFloat32s(func(data []float32) { copy(data, []float32{1, 2, 3, 4}) })
 					return nil
@@ -167,31 +183,87 @@ func TestOtherDevice(t *testing.T) {
 	mustFail(t, "two devices", func() { Full(1, 2).Add(on.Full(1, 2)) })
 }
 
+// The parameters of one step may be on several devices, and the scale on any.
+func TestStepOnSeveralDevices(t *testing.T) {
+	other := cpu.New(1)
+	for _, scaleOn := range []Device{CPU(), other} {
+		var params []*Tensor
+		var updates []SGDUpdate
+		for _, dev := range []Device{CPU(), other, CPU()} {
+			p := On(dev).Full(1, 3)
+			params = append(params, p)
+			updates = append(updates, SGDUpdate{Param: p, Grad: On(dev).Full(2, 3), SGDScalars: SGDScalars{LR: 1}})
+		}
+		scale := On(scaleOn).Full(0.25)
+		SGD(updates, scale)
+		table := On(other).Full(1, 4, 1)
+		params = append(params, table)
+		SGDRows(table, nil, RowGrad{IDs: On(other).FromInt64([]int64{0, 1, 2, 3}), Rows: On(other).Full(2, 4, 1), NumRows: 4}, SGDScalars{LR: 1}, scale)
+		for i, p := range params {
+			if got := p.Float32s(); got[0] != 0.5 || got[2] != 0.5 {
+				t.Errorf("parameter %d on %s is %v after the step", i, p.Device().Name(), got)
+			}
+		}
+	}
+}
+
+// blind is a device whose memory the CPU does not see.
+type blind struct{ device.Device }
+
+// Elements on a blind device are read, and edited, by copies; nothing lends them.
+func TestBlindDevice(t *testing.T) {
+	on := On(&blind{cpu.New(1)})
+	x := on.FromFloat32([]float32{1, 2, 3, 4}, 2, 2)
+	NewGenerator(1).Uniform(x.Narrow(0, 1, 1), 5, 6)
+	row := x.Narrow(0, 0, 1)
+	row.WithFloat32s(func(data []float32) { data[1] += 10 })
+	if got := x.Float32s(); got[0] != 1 || got[1] != 12 || got[2] < 5 || got[3] < 5 {
+		t.Errorf("the elements are %v", got)
+	}
+	if got := row.Sum().Item(); got != 13 {
+		t.Errorf("the sum is %v", got)
+	}
+	if got := x.Transpose(0, 1).ToDevice(CPU()).Float32s(); got[0] != 1 || got[2] != 12 {
+		t.Errorf("on the CPU it is %v", got)
+	}
+	mustFail(t, "the memory of device cpu is not the host's: copy the tensor to the CPU by ToDevice", func() { x.Buffer() })
+	if _, err := x.Lend(); err == nil || CPUSees(x.Device()) {
+		t.Errorf("it was lent: %v", err)
+	}
+}
+
 // pinning counts what is pinned on a device of its own.
 type pinning struct {
 	device.Device
-	pinned int
+	pinned atomic.Int64
 }
 
 func (p *pinning) Pin(device.Memory) (func(), error) {
-	p.pinned++
-	return func() { p.pinned-- }, nil
+	p.pinned.Add(1)
+	return func() { p.pinned.Add(-1) }, nil
 }
 
 // Pinned memory is unpinned before it is given back, and not otherwise.
 func TestPinnedMemory(t *testing.T) {
 	dev := &pinning{Device: cpu.New(1)}
 	x := NewPinned(dev, Float32, 8)
-	if x.Device() != CPU() || dev.pinned != 1 {
-		t.Fatalf("a pinned tensor is on %s, %d are pinned", x.Device().Name(), dev.pinned)
+	if x.Device() != CPU() || dev.pinned.Load() != 1 {
+		t.Fatalf("a pinned tensor is on %s, %d are pinned", x.Device().Name(), dev.pinned.Load())
 	}
 	x.Free()
-	if dev.pinned != 0 {
+	if dev.pinned.Load() != 0 {
 		t.Error("freed memory is pinned")
 	}
 	NewPinned(dev, Float32, 0)
 	NewPinned(CPU(), Float32, 8).Free()
-	if dev.pinned != 0 {
-		t.Errorf("%d are pinned", dev.pinned)
+	if n := dev.pinned.Load(); n != 0 {
+		t.Errorf("%d are pinned", n)
+	}
+	NewPinned(dev, Float32, 8) // left to the collector
+	deadline := time.Now().Add(loaded.Allow(10 * time.Second))
+	for runtime.GC(); dev.pinned.Load() != 0; runtime.GC() {
+		if time.Now().After(deadline) {
+			t.Fatal("what the collector freed is pinned")
+		}
 	}
 }
