@@ -288,6 +288,7 @@ func (c *Ctx) Recover(err *error) {
 		return
 	}
 	var failure error
+	calls := c.pass.calls
 	switch v := v.(type) {
 	case abort:
 		failure = v.err
@@ -296,11 +297,12 @@ func (c *Ctx) Recover(err *error) {
 		if !errors.As(v, &te) {
 			panic(v)
 		}
-		failure = v
+		if failure = v; te.Late {
+			calls = nil // the module that noticed is not the one that asked
+		}
 	default:
 		panic(v)
 	}
-	calls := c.pass.calls
 	if len(calls) == 0 {
 		*err = failure
 		return

@@ -224,7 +224,8 @@ func (*DDP) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm floa
 
 // SyncBuffers gives every rank rank 0's buffers. Training passes begin with it;
 // before an evaluation on several ranks, call it on all of them. With
-// [WithLocalBuffers] it does nothing.
+// [WithLocalBuffers] it does nothing. With [WithPyTorch] it is an error: PyTorch's
+// ranks make no such call, and share buffers in their forward passes.
 func (d *DDP) SyncBuffers(ctx context.Context) error { return d.reducer.syncBuffers(ctx) }
 
 // StateDict returns the parameters and buffers of the model by name. All of them

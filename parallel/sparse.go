@@ -75,7 +75,8 @@ func (r *nativeReducer) sumRows(ctx context.Context) error {
 }
 
 // sumRowsOf gathers the rows of one parameter, of which rank r has counts[r],
-// and adds them up in the order of the ranks, as every rank does.
+// and adds them up in the order of the ranks, as every rank does. That happens on
+// the CPU, which knows how many rows there are.
 func (r *nativeReducer) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) error {
 	most := 0
 	for _, n := range counts {
@@ -89,8 +90,8 @@ func (r *nativeReducer) sumRowsOf(ctx context.Context, p *nn.Parameter, counts [
 	ids, rows := tensor.New(tensor.CPU(), tensor.Int64, most), tensor.Zeros(most, width)
 	if g := p.RowGrad(); g != nil {
 		n := g.IDs.NumElems()
-		ids.Narrow(0, 0, n).CopyFrom(g.IDs)
-		rows.Narrow(0, 0, n).CopyFrom(g.Rows)
+		ids.Narrow(0, 0, n).CopyFrom(g.IDs.ToDevice(tensor.CPU()))
+		rows.Narrow(0, 0, n).CopyFrom(g.Rows.ToDevice(tensor.CPU()))
 	}
 	allIDs, allRows := tensor.New(tensor.CPU(), tensor.Int64, len(counts), most), tensor.Zeros(len(counts), most, width)
 	if err := r.group.AllGather(ctx, allIDs, ids); err != nil {
@@ -106,6 +107,7 @@ func (r *nativeReducer) sumRowsOf(ctx context.Context, p *nn.Parameter, counts [
 		}
 	}
 	sum := tensor.SumRowGrads(parts...)
-	p.SetRowGrad(&sum)
+	dev := p.Data().Device()
+	p.SetRowGrad(&tensor.RowGrad{IDs: sum.IDs.ToDevice(dev), Rows: sum.Rows.ToDevice(dev), NumRows: numRows})
 	return nil
 }

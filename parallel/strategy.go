@@ -23,8 +23,9 @@ type Strategy interface {
 	// gradients that this rank's optimizer steps on are those of the mean over all
 	// ranks' shares.
 	//
-	// Sharded parameters are gathered and freed in here, a module at a time, by an
-	// nn.Interceptor. A pipeline runs the stages of this rank.
+	// Sharded parameters are gathered and released in here, a module at a time, by an
+	// nn.Interceptor. A pipeline runs the stages of this rank. An evaluation calls the
+	// strategy too, where the model alone is not whole on a rank.
 	nn.Module
 	nn.ModuleN
 
@@ -38,9 +39,10 @@ type Strategy interface {
 
 	// ClipGradNorm returns the Euclidean norm of the gradients of params over the
 	// whole model, however it is spread, and the factor, at most 1, that brings it
-	// down to maxNorm: what optim.Optimizer.Step takes. Both are tensors of one
-	// element on the device that trains, the same on every rank; they are the
-	// caller's, who may write them. The call does not wait for the device. The factor is NaN where the norm is not finite.
+	// down to maxNorm: what optim.Optimizer.Step takes. Both are float64 tensors of
+	// no dims on the first parameter's device, the same on every rank; they are the
+	// caller's, who may write them. The call does not wait for the device. The factor
+	// is NaN where the norm is not finite.
 	//
 	// A replica has all gradients, and asks optim.ClipGradNorm. Where a rank holds
 	// shards, or a stage, it adds up the squares of its own (each parameter once),
@@ -49,7 +51,8 @@ type Strategy interface {
 	ClipGradNorm(ctx context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error)
 
 	// SyncBuffers makes the buffers of the model, such as running statistics, the
-	// same on all ranks. A loop calls it before it evaluates or saves.
+	// same on all ranks. A loop calls it before it evaluates. What is saved is what
+	// rank 0 has, with or without it.
 	SyncBuffers(ctx context.Context) error
 
 	// StateDict returns what this rank holds of the model's state, under the

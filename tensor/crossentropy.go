@@ -137,8 +137,9 @@ func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 	src := ids.Detach().Contiguous()
 	t.ids = result(op, Int64, []int{t.rows}, ids)
 	t.perValid = result(op, Float64, nil, ids)
+	classes := t.classes
 	verify(op, operands, func(f device.Fault) string {
-		return fmt.Sprintf("target %d of row %d is not one of the %d classes", f.Value, f.Position, t.classes)
+		return fmt.Sprintf("target %d of row %d is not one of the %d classes", f.Value, f.Position, classes)
 	}, func(c *device.Check) {
 		fused(device.ClassTargets{Classes: t.classes, Ignore: ignore, IgnoreAs: IgnoreIndex, Check: c}, t.ids, src.Reshape(t.rows), t.perValid)
 	})

@@ -20,6 +20,7 @@ type Error struct {
 	Names  []string // of the operands that have one (parameters)
 	Msg    string   // what does not fit, and what would
 	Where  string   // the line outside this package that asked for it: "file.go:12"
+	Late   bool     // a device that computes later has found it: who noticed is not who asked
 }
 
 func (e *Error) Error() string {

@@ -20,6 +20,10 @@ import (
 // returns what went wrong there since it was last asked: an [*Error] that names the
 // operation, the element and the line of the call. The CPU computes at once, and its
 // operations panic with such an error themselves.
+//
+// A fault is the device's, and is told once, to whoever asks first. Goroutines that
+// share a device that computes later therefore end together: what one of them has
+// called after the fault of another may have been left out.
 func Synchronize(dev Device) error {
 	if err := deviceFault(dev, true); err != nil {
 		return err
@@ -28,7 +32,8 @@ func Synchronize(dev Device) error {
 }
 
 // verify runs an operation that checks elements of operands, and fails with what say
-// makes of a fault.
+// makes of a fault. say is kept for as long as a late device may meet the fault: it
+// holds on to numbers, and to no tensor, whose memory it would keep.
 func verify(op string, operands []*Tensor, say func(f device.Fault) string, run func(c *device.Check)) {
 	c := &device.Check{}
 	if operands[0].Device().Late() {
@@ -49,10 +54,10 @@ func deviceFault(dev Device, wait bool) *Error {
 	}
 	if s := sites.get(f.Site); s != nil {
 		err := *s.err
-		err.Msg = s.say(f)
+		err.Msg, err.Late = s.say(f), true
 		return &err
 	}
-	return &Error{Op: f.Op, Msg: fmt.Sprintf("element %d, %d, is out of range", f.Position, f.Value)}
+	return &Error{Op: f.Op, Msg: fmt.Sprintf("element %d, %d, is out of range", f.Position, f.Value), Late: true}
 }
 
 // sites are the latest calls whose faults may come later. A device is asked often

@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+	"weak"
 
 	"github.com/cohort-ml/cohort/internal/device/lazy"
+	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
 // newLazy returns a device that computes later, for a test.
@@ -153,6 +157,88 @@ func TestLateFaults(t *testing.T) {
 	if err := Synchronize(CPU()); err != nil {
 		t.Errorf("the CPU has a fault: %v", err)
 	}
+}
+
+// TestFaultsKeepNoMemory: what a late device may have to say of a call does not keep
+// the call's operands.
+func TestFaultsKeepNoMemory(t *testing.T) {
+	late := newLazy(t)
+	on := On(late)
+	table, logits := on.Full(1, 5, 2), on.Zeros(2, 5)
+	for what, call := range map[string]func(ids *Tensor){
+		"embedding":     func(ids *Tensor) { Embedding(table, ids) },
+		"index select":  func(ids *Tensor) { table.IndexSelect(0, ids) },
+		"one hot":       func(ids *Tensor) { OneHot(ids, 5) },
+		"cross entropy": func(ids *Tensor) { CrossEntropy(logits, ids) },
+		"bag":           func(ids *Tensor) { EmbeddingBag(table, ids, ids.MulScalar(0), EmbeddingBagOptions{}) },
+		"bce":           func(ids *Tensor) { x := ids.To(Float32).MulScalar(0.1); BCE(x, x) },
+		"rows": func(ids *Tensor) {
+			SGDRows(table, nil, RowGrad{IDs: ids, Rows: on.Zeros(2, 2), NumRows: 5}, SGDScalars{LR: 1}, nil)
+		},
+	} {
+		kept := func() weak.Pointer[storage] {
+			ids := on.FromInt64([]int64{1, 2})
+			call(ids)
+			return weak.Make(ids.storage)
+		}()
+		if err := Synchronize(late); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		deadline := time.Now().Add(loaded.Allow(10 * time.Second))
+		for runtime.GC(); kept.Value() != nil; runtime.GC() {
+			if time.Now().After(deadline) {
+				t.Errorf("%s keeps its indices", what)
+				break
+			}
+		}
+	}
+}
+
+// TestAxpyOfZero: no factor hides what is not finite. Losses and norms spoil the scale
+// of a step so.
+func TestAxpyOfZero(t *testing.T) {
+	late := newLazy(t)
+	for _, dev := range []Device{CPU(), late} {
+		for _, dtype := range []DType{Float32, Float64, BFloat16, Float16} {
+			for _, v := range []float64{math.Inf(1), math.Inf(-1), math.NaN(), 3} {
+				scale, x := On(dev).Full(1, 2).To(dtype), On(dev).Full(v, 2).To(dtype)
+				scale.Axpy(0, x)
+				late.Allow(func() {
+					for _, got := range scale.Float32s() {
+						if finite := v == 3; finite && got != 1 || !finite && got == got {
+							t.Errorf("%v on %s: 1 + 0·%v is %v", dtype, dev.Name(), v, got)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestReleaseOnALateDevice: memory is given up when what was called before has been
+// done, and a backward pass finds what Restore has brought back.
+func TestReleaseOnALateDevice(t *testing.T) {
+	late := newLazy(t)
+	tape := NewTape(true)
+	defer tape.Close()
+	w := On(late).Full(3, 4)
+	x := tape.Leaf(On(late).Full(2, 4))
+	y := x.Mul(tape.Const(w)).Sum()
+	w.Release()
+	On(late).Full(9, 4) // would lie where w lay
+	if err := w.Restore(func(into *Tensor) error { into.Fill(3); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	grads, err := y.Grad(t.Context(), nil, []*Tensor{x})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Release()
+	late.Allow(func() {
+		if y.Item() != 24 || !slices.Equal(grads[0].Float32s(), []float32{3, 3, 3, 3}) {
+			t.Errorf("the sum is %v, the gradient %v", y, grads[0])
+		}
+	})
 }
 
 // TestLateRead: a read that is not allowed panics with the operation before it and

@@ -75,6 +75,9 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	if r.task.Evaluate == nil {
 		return nil
 	}
+	if err := r.sound(ctx); err != nil {
+		return err
+	}
 	// Running statistics are each rank's own after a pass. What is evaluated is
 	// what is saved: rank 0's.
 	if err := r.model.SyncBuffers(ctx); err != nil {

@@ -4,6 +4,7 @@ package train
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -106,5 +107,88 @@ func TestFaultOfALateDevice(t *testing.T) {
 	}
 	if len(f.log.saved) != 2 {
 		t.Errorf("saved at %v, want steps 1 and 2", f.log.saved)
+	}
+}
+
+// badStep is an optimizer whose n-th step looks up a row that is not there.
+type badStep struct {
+	optim.Optimizer
+	n   int
+	bad func()
+}
+
+func (o *badStep) Step(scale *tensor.Tensor) {
+	o.Optimizer.Step(scale)
+	if o.n--; o.n == 0 {
+		o.bad()
+	}
+}
+
+// TestFaultOfOneLateRank: a mistake that the device of one rank finds ends both ranks
+// with its words, whether the gradients have been averaged by then or not, and the
+// other rank saves nothing of that step.
+func TestFaultOfOneLateRank(t *testing.T) {
+	for _, when := range []string{"forward", "after the average"} {
+		t.Run(when, func(t *testing.T) {
+			var lates [2]*lazy.Device
+			for i := range lates {
+				lates[i] = lazy.New(1)
+				lates[i].AllowLending()
+				t.Cleanup(lates[i].Close)
+			}
+			f := newFitting(t)
+			f.set = func(rank int, task *Task[points], o *Options) {
+				late := lates[rank]
+				m := nn.NewEmbedding(&nn.Build{Generator: tensor.NewGenerator(3), Device: late}, 5, 1)
+				opt := &badStep{Optimizer: optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1})}
+				task.Model, task.Optimizer = m, opt
+				o.SaveEvery = 1
+				bad := tensor.On(late).FromInt64([]int64{1, 7})
+				if rank == 1 && when != "forward" {
+					opt.n, opt.bad = 3, func() { tensor.Embedding(m.Weight.Data(), bad) }
+				}
+				passes := 0
+				task.Loss = func(c *nn.Ctx, model any, _ points) *tensor.Tensor {
+					ids := tensor.On(late).FromInt64([]int64{1, 2})
+					if passes++; passes == 3 && rank == 1 && when == "forward" {
+						ids = bad
+					}
+					return c.Call(model.(nn.Module), ids).Mean()
+				}
+			}
+			var told []error
+			lates[0].Allow(func() { lates[1].Allow(func() { told, _ = f.run(t, 2) }) })
+			if want := "id 7 at position 1"; told[1] == nil || !strings.Contains(told[1].Error(), "step 3: ") || !strings.Contains(told[1].Error(), want) {
+				t.Errorf("rank 1 says %v, want %q", told[1], want)
+			}
+			if told[0] == nil || !strings.Contains(told[0].Error(), "step 3") || !strings.Contains(told[0].Error(), "rank 1") {
+				t.Errorf("rank 0 says %v", told[0])
+			}
+			if !slices.Equal(f.log.saved, []int{1, 2}) {
+				t.Errorf("saved at %v, want steps 1 and 2", f.log.saved)
+			}
+		})
+	}
+}
+
+// TestLossOnAnotherDevice: a loss may be on another device than the parameters.
+func TestLossOnAnotherDevice(t *testing.T) {
+	late := lazy.New(1)
+	t.Cleanup(late.Close)
+	here, there := newFitting(t), newFitting(t)
+	if _, err := here.run(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	there.set = func(_ int, task *Task[points], _ *Options) {
+		loss := task.Loss
+		task.Loss = func(c *nn.Ctx, model any, p points) *tensor.Tensor { return loss(c, model, p).ToDevice(late) }
+	}
+	late.Allow(func() {
+		if _, err := there.run(t, 1); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if len(there.log.losses) != 12 || !maps.Equal(there.log.losses, here.log.losses) {
+		t.Errorf("losses %v, on one device %v", there.log.losses, here.log.losses)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -46,10 +47,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
 		mine.stop = ctx.Err() != nil
-		if err := r.vote.sum(work, mine); err != nil {
-			return r.errorf("step %d: %w", r.step+1, err)
-		}
-		all, err := r.update(work)
+		all, err := r.update(work, mine)
 		if err != nil {
 			return err
 		}
@@ -136,7 +134,7 @@ func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 	if err != nil {
 		return err
 	}
-	c := nn.Training(ctx, nn.WithDevice(r.device), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
+	c := nn.Training(ctx, nn.WithDevice(r.devices[0]), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
 	defer c.Close()
 	defer c.Recover(&err)
 	for _, around := range r.task.Around {
@@ -180,22 +178,14 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 	return batch, weight / float64(r.o.Accumulate), err
 }
 
-// update ends a step: it clips the gradients and moves the parameters. What the
-// step has come to is read afterwards, so that the program does not wait for the
-// device before. Where the loss or a gradient is not finite, the factor of the
-// gradients is NaN: the optimizer has then written nothing, on any rank, and the
-// run ends or goes on without the update.
-func (r *trainer[B]) update(ctx context.Context) (all share, err error) {
-	norm, scale, err := r.model.ClipGradNorm(ctx, r.params, r.o.Clip)
+// update ends a step: the ranks sum their shares, the gradients are clipped and the
+// parameters moved. What the step has come to is read afterwards, so that the program
+// does not wait for the device before. Where the loss or a gradient is not finite, the
+// factor of the gradients is NaN: the optimizer has then written nothing, on any rank,
+// and the run ends or goes on without the update.
+func (r *trainer[B]) update(ctx context.Context, mine share) (all share, err error) {
+	norm, err := r.move(ctx, mine)
 	if err != nil {
-		return all, r.errorf("step %d: %w", r.step+1, err)
-	}
-	if r.task.Schedule != nil {
-		r.task.Schedule.Apply(r.task.Optimizer, r.step)
-	}
-	r.vote.spoil(scale)
-	r.task.Optimizer.Step(scale)
-	if err := tensor.Synchronize(r.device); err != nil { // such as an index out of range
 		return all, r.errorf("step %d: %w", r.step+1, err)
 	}
 	all = r.vote.read(norm)
@@ -205,4 +195,51 @@ func (r *trainer[B]) update(ctx context.Context) (all share, err error) {
 	}
 	r.task.Optimizer.Skipped()
 	return all, r.skip(nonFinite(r.params, r.step+1, all))
+}
+
+// move is the part of update that the devices do. It returns the norm of the
+// gradients when they have done it. A mistake that a device has found meanwhile, such
+// as an index out of range in the forward pass, is an error.
+func (r *trainer[B]) move(ctx context.Context, mine share) (norm *tensor.Tensor, err error) {
+	defer func() {
+		switch v := recover().(type) {
+		case nil:
+		case *tensor.Error:
+			err = v
+		default:
+			panic(v)
+		}
+	}()
+	if err := r.vote.sum(ctx, mine); err != nil {
+		return nil, err
+	}
+	norm, scale, err := r.model.ClipGradNorm(ctx, r.params, r.o.Clip)
+	if err != nil {
+		return nil, err
+	}
+	if r.task.Schedule != nil {
+		r.task.Schedule.Apply(r.task.Optimizer, r.step)
+	}
+	r.vote.spoil(scale)
+	r.task.Optimizer.Step(scale)
+	for _, dev := range r.devices {
+		if err := tensor.Synchronize(dev); err != nil {
+			return nil, err
+		}
+	}
+	return norm, nil
+}
+
+// sound waits until no rank has ended by a mistake in the steps so far, and is an
+// error if one has. A device that computes later finds a mistake only when its
+// gradients have been averaged, so they may be in this rank's weights, which are not
+// to be saved then. On a device that computes at once, the rank ends before.
+func (r *trainer[B]) sound(ctx context.Context) error {
+	if !slices.ContainsFunc(r.devices, tensor.Device.Late) {
+		return nil
+	}
+	if err := r.axes.World.Barrier(ctx); err != nil {
+		return r.errorf("after step %d: %w", r.step, err)
+	}
+	return nil
 }

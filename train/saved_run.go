@@ -159,6 +159,9 @@ func (r *trainer[B]) load(s *SavedRun) error {
 
 // save writes a checkpoint on rank 0; the others go on meanwhile.
 func (r *trainer[B]) save(ctx context.Context) error {
+	if err := r.sound(ctx); err != nil {
+		return err
+	}
 	if err := r.order.sync(); err != nil {
 		return r.errorf("%w", err)
 	}

@@ -27,7 +27,9 @@ type Task[B any] struct {
 	// passes of training; evaluation calls it as it is.
 	Model any
 	// Strategy spreads the model over the ranks; every rank calls it once. nil is
-	// DDP, and the model as it is on one rank.
+	// DDP, and the model as it is on one rank. A strategy that shards parameters is
+	// made before the optimizer, whose state has their shapes: make it where the task
+	// is made, return it here, and have Evaluate call it in place of the model.
 	Strategy func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error)
 	// Axes say which ranks take samples of their own; by default all do.
 	Axes Axes

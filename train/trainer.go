@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -24,12 +25,12 @@ type trainer[B any] struct {
 	axes   Axes
 	report Reporter
 
-	params []*nn.Parameter   // of the optimizer
-	model  parallel.Strategy // the task's model, as it is spread
-	device tensor.Device     // of the parameters
-	feed   Feed[B]
-	order  *orderLog
-	vote   *vote
+	params  []*nn.Parameter   // of the optimizer
+	model   parallel.Strategy // the task's model, as it is spread
+	devices []tensor.Device   // of the parameters; passes make new values on the first
+	feed    Feed[B]
+	order   *orderLog
+	vote    *vote
 
 	step         int // steps done
 	replaced     int // samples of all ranks, in this process's steps
@@ -140,11 +141,15 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	for _, g := range r.task.Optimizer.Groups() {
 		r.params = append(r.params, g.Params()...)
 	}
-	r.device = tensor.CPU()
-	if len(r.params) > 0 {
-		r.device = r.params[0].Data().Device()
+	for _, p := range r.params {
+		if d := p.Data().Device(); !slices.Contains(r.devices, d) {
+			r.devices = append(r.devices, d)
+		}
 	}
-	r.vote = newVote(r.axes, r.device)
+	if len(r.devices) == 0 {
+		r.devices = []tensor.Device{tensor.CPU()}
+	}
+	r.vote = newVote(r.axes, r.devices[0])
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
