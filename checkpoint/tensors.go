@@ -45,7 +45,8 @@ type named struct {
 }
 
 // WriteTensors writes tensors as a safetensors file; a tensor whose elements
-// do not lie densely is copied first. metadata may be nil. The tensors must
+// do not lie densely, or on a device whose memory the CPU does not see, is copied
+// first. metadata may be nil. The tensors must
 // not change until it returns.
 func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]string) error {
 	list, err := describe(name, tensors)
@@ -58,6 +59,9 @@ func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]
 	for i := range list {
 		// The dense copy must live as long as its bytes are used.
 		list[i].tensor = list[i].tensor.Detach().Contiguous()
+		if dev := list[i].tensor.Device(); dev != tensor.Meta && !tensor.CPUSees(dev) {
+			list[i].tensor = list[i].tensor.ToDevice(tensor.CPU())
+		}
 		raw[i] = safetensors.Tensor{Info: list[i].info, Data: list[i].tensor.Buffer().Data}
 	}
 	err = w.WriteSafetensors(name, raw, metadata)
@@ -126,9 +130,12 @@ func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 		return err
 	}
 	for i, n := range list {
-		dense := n.tensor
-		if !dense.IsContiguous() || from[i] != dense.DType() {
-			dense = tensor.New(dense.Device(), from[i], dense.Shape()...)
+		dense, dev := n.tensor, n.tensor.Device()
+		if dev != tensor.Meta && !tensor.CPUSees(dev) {
+			dev = tensor.CPU()
+		}
+		if !dense.IsContiguous() || from[i] != dense.DType() || dev != dense.Device() {
+			dense = tensor.New(dev, from[i], dense.Shape()...)
 		}
 		err := f.ReadTensor(n.info.Name, dense.Buffer().Data)
 		dense.MarkWritten()
@@ -143,7 +150,7 @@ func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 			}
 		}
 		if dense != n.tensor {
-			n.tensor.CopyFrom(dense.To(n.tensor.DType()))
+			n.tensor.CopyFrom(dense.To(n.tensor.DType()).ToDevice(n.tensor.Device()))
 		}
 		runtime.KeepAlive(dense)
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/device/cpu"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -67,6 +69,34 @@ func TestTensorsRoundTrip(t *testing.T) {
 }
 
 // TestLoadOtherModel: one error with every difference, and nothing is changed.
+// blind is a device whose memory the CPU does not see.
+type blind struct{ device.Device }
+
+// TestTensorsOfABlindDevice: they are copied to the CPU and back.
+func TestTensorsOfABlindDevice(t *testing.T) {
+	dev := &blind{cpu.New(1)}
+	there := map[string]*tensor.Tensor{}
+	for name, w := range stateDict() {
+		there[name] = w.ToDevice(dev)
+	}
+	there["half"] = tensor.On(dev).Full(0.5, 3)
+	c := saved(t, there)
+	got := map[string]*tensor.Tensor{"w.T": tensor.New(dev, tensor.Float32, 2, 3).T(), "half": tensor.New(dev, tensor.Float32, 3)}
+	for name, w := range there {
+		if got[name] == nil {
+			got[name] = tensor.New(dev, w.DType(), w.Shape()...)
+		}
+	}
+	if err := c.LoadTensors(ModelFile, maps.All(got)); err != nil {
+		t.Fatal(err)
+	}
+	for name, w := range there {
+		if got[name].Device() != dev || !slices.Equal(got[name].To(tensor.Float64).Float32s(), w.To(tensor.Float64).Float32s()) {
+			t.Errorf("%s is %v, want %v", name, got[name], w)
+		}
+	}
+}
+
 func TestLoadOtherModel(t *testing.T) {
 	dir := t.TempDir()
 	err := Save(t.Context(), dir, 1, func(w *Writer) error {
