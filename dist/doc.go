@@ -228,8 +228,10 @@
 // In packages of their own: dist/internal/meeting brings Cohort's ranks together,
 // dist/internal/native moves their data, dist/internal/pytorch joins PyTorch's jobs,
 // dist/internal/gloo speaks their wire. dist/internal/liveness knows which processes have
-// died: the name of a dead rank in an error comes from there. dist/internal/diagnosis finds
-// deadlocks and calls that take too long.
+// died. dist/internal/diagnosis finds deadlocks and calls that take too long.
+//
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 //
 // # Concurrency
 //

@@ -12,17 +12,14 @@ import (
 	"github.com/cohort-ml/cohort/dist/flightlog"
 )
 
-// Which rank the launcher's report names, when several ranks of a job have failed.
-// Three packages have a part in the naming of a dead rank:
+// Which rank the launcher's report names first, when several ranks of a job have failed.
+// This file puts the failures that the launcher has seen into an order, the likely cause
+// first: by the time of each failure, by what the last lines of each rank say of another,
+// and by what the flight recorders of all ranks say (Report.Culprits of dist/flightlog).
+// report.go prints the failures in this order.
 //
-//   - Package dist names a rank in the error that each survivor returns: the survivors
-//     have lost their connection to it, heard nothing from it, or waited for it in vain.
-//     Package dist/fault has the words of these errors.
-//   - Package dist/flightlog merges the flight recorders of all ranks and says for whom
-//     they waited (Report.Culprits).
-//   - This file puts the failures that the launcher has seen into an order, the likely
-//     cause first: by the time of each failure, by what the last lines of each rank say
-//     of another, and by what flightlog says. report.go prints the failures in this order.
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 //
 // The expressions below read the words of the errors of packages dist/fault and rpc. If
 // those words change, the expressions change with them (TestFaultWords).

@@ -35,10 +35,11 @@
 //
 // # Who is named
 //
-// Often several ranks fail, and one of them is the cause. Package dist names a dead rank in
-// the errors of the survivors (dist/fault has their words). Package dist/flightlog says from
-// the flight recorders for which rank the others waited. This package decides whose failure
-// the report puts first (culprit.go) and prints the report (report.go).
+// Often several ranks fail, and one of them is the cause. This package decides whose failure
+// the report puts first (culprit.go), also by what the flight recorders say
+// (dist/flightlog), and prints the report (report.go).
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 //
 // # Files
 //

@@ -22,20 +22,27 @@
 //   - [PyTorchError]: PyTorch's ranks of the group do not have an operation.
 //   - [WireError]: a PyTorch peer sent what it must not. It is the cause of a RankError.
 //
-// # How a dead rank is named
+// # How a lost rank is named
 //
-// An error about a dead rank is made in three places, which are the ones to change:
+// Rank, host and PID of an error about a rank that has died, left or fallen silent are
+// filled in by [NewRankError], from the [Member] that the group has for the rank. What is
+// wrong in such an error is mended here:
 //
-//   - The name: [Member.String] makes it for every error, "rank 1 (host h, pid 4711)". A
-//     group numbers its own members, so that one process has several numbers. Rank is
-//     the number in the error's group, JobRank() the number in the job.
-//   - The words after the name: [RankError.Error] says what happened to the rank, "died:
-//     signal killed", "is silent: …", "has left the group". The causes are in cause.go.
-//   - The finding: the star of dist/internal/native and the connections of
-//     dist/internal/gloo find out that a rank is gone. dist/internal/native/fault.go and
-//     dist/internal/gloo/errors.go make the error with [NewRankError]. The launcher's
-//     word of how a process ended comes through dist/internal/liveness.
+//	host, PID      what the rank says of itself when the ranks meet: introduce in
+//	               dist/internal/meeting/job.go. Of PyTorch's ranks: named in
+//	               dist/internal/gloo/rendezvous.go. While the group of all ranks is formed,
+//	               what the launcher says of its own ranks: tell in launch/worker.go
+//	rank           its numbers in group and job: MemberOf and Among in member.go, called by
+//	               member in dist/newgroup.go and sited in dist/failure.go
+//	which rank     who was found to be lost: dist/internal/native/star.go, whose findings
+//	               dist/internal/native/rank_error.go makes errors of; errors.go in
+//	               dist/internal/gloo
+//	how it ended   signal or exit code: the launcher's word, dist/internal/liveness
+//	the words      rank.go, and [Member.String] in member.go; the causes are in cause.go
+//	which error    of several failures the launcher's report names first: launch/culprit.go,
+//	               which reads the words
 //
-// Package dist fills in the members of the group with [Among], and the line of the call.
+// The line of the call is filled in by sited in dist/failure.go.
+//
 // Nothing here waits, sends or keeps anything.
 package fault

@@ -4,9 +4,10 @@
 //
 // A [Watch] hears of deaths from two sides: from the agent that launched this process, which
 // knows first-hand how a rank of its node has ended, and from the groups of this process,
-// whose connections break. It tells all groups that have the rank as a member. How the name
-// of a dead rank gets into an error: the watch's [Death] names it, and [Death.RankError] makes
-// the group's [fault.RankError] of that.
+// whose connections break. It tells all groups that have the rank as a member.
+//
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 package liveness
 
 import (
@@ -37,7 +38,7 @@ type Watch struct {
 
 	mu       sync.Mutex
 	dump     func(request uint64) // answers the agent's requests for dumps; nil: not yet
-	dead     map[int]Death        // by rank in the job
+	dead     map[int]Loss         // by rank in the job
 	asked    map[int]time.Time    // when it was first asked how a rank died
 	news     chan struct{}        // closed and replaced when the agent tells of a death
 	watchers map[*watcher]struct{}
@@ -53,24 +54,24 @@ func (w *Watch) HasLost() bool {
 
 // RankError returns the error of a group about a member that has died or fallen
 // silent.
-func (d *Death) RankError(group string, m fault.Member, how func() native.Obituary) *fault.RankError {
+func (d *Loss) RankError(group string, m fault.Member, how func() native.ProcessEnd) *fault.RankError {
 	if d.Silent != "" {
 		return native.SilenceError(group, m, d.Silent)
 	}
 	return native.DeathError(group, m, how())
 }
 
-// Death is what is known of a process that has ended.
-type Death struct {
-	native.Obituary
+// Loss is what is known of a rank that has died or fallen silent.
+type Loss struct {
+	native.ProcessEnd
 	Who    fault.Member
-	Silent string // for one that has not ended but fallen silent: what is known
+	Silent string // of a rank that has fallen silent, what is known; "" for one that has died
 }
 
 // watcher is told of deaths.
 type watcher struct {
 	told map[int]bool // by rank in the job
-	tell func(rank int, d Death)
+	tell func(rank int, d Loss)
 }
 
 // New begins to watch. With launched false there is no agent to listen to.
@@ -82,7 +83,7 @@ func New(launched bool) (*Watch, error) {
 			return nil, err
 		}
 	}
-	w := &Watch{reader: r, ended: make(chan struct{}), dead: map[int]Death{}, asked: map[int]time.Time{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
+	w := &Watch{reader: r, ended: make(chan struct{}), dead: map[int]Loss{}, asked: map[int]time.Time{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
 	if r == nil {
 		close(w.ended)
 		return w, nil
@@ -112,7 +113,7 @@ func (w *Watch) listen() {
 		case err != nil || e.Kind != agentpipe.KindExited:
 			continue
 		}
-		d := Death{Obituary: native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}, Who: fault.Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
+		d := Loss{ProcessEnd: native.ProcessEnd{Known: true, Signal: e.Signal, Code: e.Code}, Who: fault.Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
 		w.mu.Lock()
 		w.dead[e.Rank] = d
 		close(w.news)
@@ -144,11 +145,11 @@ func (w *Watch) Died(who fault.Member) {
 // FellSilent takes the news of a rank that has fallen silent. It is told to the
 // groups there are: those that are made later find out for themselves.
 func (w *Watch) FellSilent(who fault.Member, text string) {
-	w.spread(who.Rank, Death{Who: who, Silent: text})
+	w.spread(who.Rank, Loss{Who: who, Silent: text})
 }
 
 // spread tells of a death all that watch and have not heard of it.
-func (w *Watch) spread(rank int, d Death) {
+func (w *Watch) spread(rank int, d Loss) {
 	w.mu.Lock()
 	w.lost = true
 	var tell []*watcher
@@ -165,7 +166,7 @@ func (w *Watch) spread(rank int, d Death) {
 }
 
 // WatchAll calls tell for every death, past ones first, until stop is called.
-func (w *Watch) WatchAll(tell func(rank int, d Death)) (stop func()) {
+func (w *Watch) WatchAll(tell func(rank int, d Loss)) (stop func()) {
 	v := &watcher{told: map[int]bool{}, tell: tell}
 	w.mu.Lock()
 	w.watchers[v] = struct{}{}
@@ -189,8 +190,8 @@ func (w *Watch) WatchAll(tell func(rank int, d Death)) (stop func()) {
 const LastWords = 100 * time.Millisecond
 
 // WatchMembers calls tell for every death of a member of a group, with its rank there.
-func (w *Watch) WatchMembers(world []int, tell func(rank int, d Death)) (stop func()) {
-	return w.WatchAll(func(rank int, d Death) {
+func (w *Watch) WatchMembers(world []int, tell func(rank int, d Loss)) (stop func()) {
+	return w.WatchAll(func(rank int, d Loss) {
 		if i := slices.Index(world, rank); i >= 0 {
 			tell(i, d)
 		}
@@ -203,9 +204,9 @@ func isLine(err error) bool {
 	return !errors.As(err, &pe)
 }
 
-// Obituary says how a rank died. Who asks first, and others meanwhile, wait a
+// ProcessEnd says how a rank died. Who asks first, and others meanwhile, wait a
 // moment for the news.
-func (w *Watch) Obituary(rank int) native.Obituary {
+func (w *Watch) ProcessEnd(rank int) native.ProcessEnd {
 	w.mu.Lock()
 	first, ok := w.asked[rank]
 	if !ok {
@@ -217,7 +218,7 @@ func (w *Watch) Obituary(rank int) native.Obituary {
 	defer deadline.Stop()
 	for {
 		w.mu.Lock()
-		o, news := w.dead[rank].Obituary, w.news
+		o, news := w.dead[rank].ProcessEnd, w.news
 		w.mu.Unlock()
 		if o.Known || w.reader == nil {
 			return o

@@ -44,13 +44,13 @@ func entryKey(what string, rank int) string { return listKey(what) + "/" + strco
 
 // failure is why the group was not formed, as a rank has put it into the store.
 type failure struct {
-	Rank int             `json:"rank"` // at fault
-	Host string          `json:"host"`
-	PID  int             `json:"pid"`
-	Died bool            `json:"died,omitempty"`
-	How  native.Obituary `json:"how,omitzero"`   // of a rank that has died
-	Late []int           `json:"late,omitempty"` // whom one missed that has run out of time
-	Text string          `json:"text"`           // what another one said
+	Rank int               `json:"rank"` // at fault
+	Host string            `json:"host"`
+	PID  int               `json:"pid"`
+	Died bool              `json:"died,omitempty"`
+	How  native.ProcessEnd `json:"how,omitzero"`   // of a rank that has died
+	Late []int             `json:"late,omitempty"` // whom one missed that has run out of time
+	Text string            `json:"text"`           // what another one said
 }
 
 func (f *failure) error() error {
@@ -98,7 +98,7 @@ func (m *meeting) failureOf(err error) *failure {
 		return f
 	}
 	f := &failure{Rank: other.Rank, Host: other.Host, PID: other.PID, Died: errors.Is(other.Cause, fault.ErrDied), Text: clip(other.Cause.Error())}
-	f.How = native.Obituary{Known: other.Signal != "", Signal: other.Signal}
+	f.How = native.ProcessEnd{Known: other.Signal != "", Signal: other.Signal}
 	return f
 }
 
@@ -214,7 +214,7 @@ func (m *meeting) lost(ctx context.Context, peer string, end context.CancelCause
 		if text == nil || json.Unmarshal(text, &in) != nil || in.Client != peer {
 			continue
 		}
-		end(native.DeathError(backend.World, fault.Member{Rank: r, Host: in.Host, PID: in.PID}, m.agent.Obituary(r)))
+		end(native.DeathError(backend.World, fault.Member{Rank: r, Host: in.Host, PID: in.PID}, m.agent.ProcessEnd(r)))
 		return
 	}
 }

@@ -77,8 +77,8 @@ func (m *meeting) Meet(ctx context.Context, end context.CancelCauseFunc, answer 
 		return nil, nil, fmt.Errorf("dist: init: %w", err)
 	}
 	m.agent.SetDump(answer)
-	m.unwatch = append(m.unwatch, m.agent.WatchAll(func(rank int, d liveness.Death) {
-		end(d.RankError(backend.World, d.Who, func() native.Obituary { return d.Obituary }))
+	m.unwatch = append(m.unwatch, m.agent.WatchAll(func(rank int, d liveness.Loss) {
+		end(d.RankError(backend.World, d.Who, func() native.ProcessEnd { return d.ProcessEnd }))
 	}))
 	r, err := m.meet(ctx, end)
 	if err != nil {
@@ -195,7 +195,7 @@ func (m *meeting) open(ctx context.Context, s *backend.Spec) (*backend.Membershi
 	cfg := config(s)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cfg.Obituary = func(rank int) native.Obituary { return m.agent.Obituary(cfg.World[rank]) }
+	cfg.ProcessEnd = func(rank int) native.ProcessEnd { return m.agent.ProcessEnd(cfg.World[rank]) }
 	cfg.Survivors = m.agent.HasLost()
 	for _, in := range m.all {
 		if in.Node == m.me.Node {
@@ -210,8 +210,8 @@ func (m *meeting) open(ctx context.Context, s *backend.Spec) (*backend.Membershi
 	cfg.Deaths = func(rank int) { m.agent.Died(who(rank)) }
 	cfg.Silences = func(rank int, text string) { m.agent.FellSilent(who(rank), text) }
 	// Until there is a backend that can be told, a death ends the forming.
-	leave := m.agent.WatchMembers(cfg.World, func(rank int, d liveness.Death) {
-		cancel(d.RankError(s.Name, s.Members[rank], func() native.Obituary { return cfg.Obituary(rank) }))
+	leave := m.agent.WatchMembers(cfg.World, func(rank int, d liveness.Loss) {
+		cancel(d.RankError(s.Name, s.Members[rank], func() native.ProcessEnd { return cfg.ProcessEnd(rank) }))
 	})
 	defer leave()
 	var comm interface {
@@ -235,7 +235,7 @@ func (m *meeting) open(ctx context.Context, s *backend.Spec) (*backend.Membershi
 	if s.Parent == nil && m.joined != nil {
 		m.joined()
 	}
-	unwatch := m.agent.WatchMembers(cfg.World, func(rank int, d liveness.Death) {
+	unwatch := m.agent.WatchMembers(cfg.World, func(rank int, d liveness.Loss) {
 		switch {
 		case d.Silent != "":
 			comm.Silent(rank, d.Silent)

@@ -44,9 +44,9 @@ type Config struct {
 	Silences func(rank int, text string)
 	// Progress returns how far this rank has come. If it is nil, late ranks are not found.
 	Progress func() Progress
-	// Obituary returns what is known of how a rank's process ended. It may wait a moment
+	// ProcessEnd returns what is known of how a rank's process ended. It may wait a moment
 	// for the news. It may be nil.
-	Obituary func(rank int) Obituary
+	ProcessEnd func(rank int) ProcessEnd
 	// Site returns the line at which this rank's program made a call: "path/file.go:88
 	// pkg.Func", or "" if that is not known any more. Operation and number name the call, and
 	// for a message the peer too. Site is called when something has gone wrong. It may be nil.

@@ -2,7 +2,7 @@
 
 // Package native is Cohort's own backend for tensors in the memory of processors.
 //
-// A group has one backend on each rank: a [Shm] where all ranks share memory, and a
+// A group has one communicator on each rank: a [Shm] where all ranks share memory, and a
 // [Mesh] where they do not. Both implement [backend.Communicator]. A [star] of connections
 // beside the data watches the ranks and spreads the news of a fault.
 //
@@ -55,9 +55,10 @@
 // line in the program, which the hub asks the two ranks for. A rank that has waited in vain
 // asks the missing ranks what they are doing.
 //
-// A fault travels as a rank, a kind and a text. Config.faultError (fault.go) makes the error
-// of a call from it, and is the place that decides what a dead, silent or departed rank's
-// error says. The name of the rank in it comes from [fault.Member.String].
+// A fault travels as a rank, a kind and a text, of which Config.faultError (rank_error.go)
+// makes the error of a call.
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 //
 // # Waiting
 //
@@ -75,7 +76,7 @@
 //	               mesh_partition.go (links that are cut), executor.go (runs plans), watchdog.go (time limits, stalled calls)
 //	watch          star.go (hub and spokes), heartbeat.go, skew.go (late ranks), doing.go (what a rank is doing),
 //	               mismatch.go, settlement.go, history.go (a rank's last calls), closing.go (the check before a leave),
-//	               timeout.go, absence.go (members that have not come), procstate.go, fault.go (faults and their errors)
+//	               timeout.go, absence.go (members that have not come), procstate.go, rank_error.go (faults and their errors)
 //	all            config.go, fabric.go (ports), endpoint.go (a group at its ports), wire.go (frames), explainer.go, host.go
 //
 // The files of the watch name neither Shm nor Mesh, and the shared memory does not name

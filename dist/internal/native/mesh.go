@@ -198,8 +198,8 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	cfg.Rank = m.localOf[m.cfg.Rank]
 	// The mesh does these: its star knows which rank died first.
 	cfg.Silence, cfg.Silences, cfg.Progress, cfg.Deaths, cfg.Survivors = 0, nil, nil, nil, false
-	if ask := m.cfg.Obituary; ask != nil {
-		cfg.Obituary = func(i int) Obituary { return ask(ranks[i]) }
+	if ask := m.cfg.ProcessEnd; ask != nil {
+		cfg.ProcessEnd = func(i int) ProcessEnd { return ask(ranks[i]) }
 	}
 	// If a rank of another node fails, this wait must end.
 	ctx, cancel := context.WithCancelCause(ctx)

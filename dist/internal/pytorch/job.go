@@ -98,8 +98,8 @@ func (j *job) Meet(ctx context.Context, end context.CancelCauseFunc, answer func
 		return nil, nil, fmt.Errorf("dist: init: %w", err)
 	}
 	j.agent.SetDump(answer)
-	j.unwatch = j.agent.WatchAll(func(rank int, d liveness.Death) {
-		end(d.RankError(backend.World, d.Who, func() native.Obituary { return d.Obituary }))
+	j.unwatch = j.agent.WatchAll(func(rank int, d liveness.Loss) {
+		end(d.RankError(backend.World, d.Who, func() native.ProcessEnd { return d.ProcessEnd }))
 	})
 	r, err := j.meet(ctx)
 	if err != nil {
@@ -182,7 +182,7 @@ func (j *job) open(ctx context.Context, end context.CancelCauseFunc, r *rules, m
 	for _, at := range b.Members() {
 		m.Where = append(m.Where, backend.Where{Host: at.Host, Node: at.Host}) // as PyTorch has it
 	}
-	mourned := j.agent.WatchMembers(r.spec.World, func(rank int, _ liveness.Death) { b.Died(rank) })
+	mourned := j.agent.WatchMembers(r.spec.World, func(rank int, _ liveness.Loss) { b.Died(rank) })
 	compared := j.watchWrapper(r, b, name, cfg, end)
 	m.Unwatch = func() {
 		mourned()

@@ -13,15 +13,18 @@ import (
 	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
-// Obituary is how a process ended, from the agent that launched it.
-type Obituary struct {
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
+
+// ProcessEnd is how a process ended, from the agent that launched it.
+type ProcessEnd struct {
 	Known  bool
 	Signal string // name of the signal that ended it, "" if it exited
 	Code   int    // exit code
 }
 
 // DeathError returns the error about a rank whose process has ended.
-func DeathError(group string, m fault.Member, o Obituary) *fault.RankError {
+func DeathError(group string, m fault.Member, o ProcessEnd) *fault.RankError {
 	e := fault.NewRankError(group, m, fault.ErrDied)
 	e.Signal = o.Signal
 	if o.Known && o.Signal == "" {
@@ -36,7 +39,7 @@ func SilenceError(group string, m fault.Member, text string) *fault.RankError {
 }
 
 // faultError returns the error of a call that ends because of a fault. c is nil when no call
-// is under way. All errors about dead, silent and departed ranks are made here.
+// is under way. All errors of calls about dead, silent and departed ranks are made here.
 func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text string) error {
 	if kind == kindMismatch {
 		if m, err := parseMismatch(text, len(cfg.Members)); err == nil {
@@ -51,9 +54,9 @@ func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text str
 	e := fault.NewRankError(cfg.Group, m, nil)
 	switch kind {
 	case kindDied:
-		o := Obituary{Known: text != "", Signal: text}
-		if !o.Known && cfg.Obituary != nil {
-			o = cfg.Obituary(rank)
+		o := ProcessEnd{Known: text != "", Signal: text}
+		if !o.Known && cfg.ProcessEnd != nil {
+			o = cfg.ProcessEnd(rank)
 		}
 		e = DeathError(cfg.Group, m, o)
 	case kindLeft:
