@@ -87,7 +87,10 @@ func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opt
 		return badConfig("Program", "find this program's own file: %w", err)
 	}
 	var o spawnOptions
-	for _, opt := range opts {
+	for i, opt := range opts {
+		if opt == nil {
+			return badConfig("Spawn", "option %d of %d is nil", i+1, len(opts))
+		}
 		opt(&o)
 	}
 	cfg := o.cfg
