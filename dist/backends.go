@@ -43,7 +43,8 @@ const hostKind = "cpu"
 // of Go members in such a job.
 //
 // A group may have a backend for each kind of device: "cpu:native" names the one for the
-// memory of the host, and more pairs follow after commas. A name without a kind is for the host.
+// memory of the host, and more pairs follow after commas. A name without a kind is for the host. A group that
+// [Group.NewGroup] makes has its parent's for the kinds that are not named.
 func WithBackend(name string) Option {
 	return func(o *options) error {
 		chosen := map[string]string{}
@@ -59,9 +60,6 @@ func WithBackend(name string) Option {
 				return fmt.Errorf("WithBackend(%q): there are two backends for %q", name, kind)
 			}
 			chosen[kind] = backend
-		}
-		if chosen[hostKind] == "" {
-			chosen[hostKind] = backends[0].name
 		}
 		o.backends = chosen
 		return nil

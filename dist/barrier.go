@@ -70,8 +70,8 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 		return err
 	case err != nil:
 		err = fmt.Errorf("dist: monitored_barrier %d of group %q on rank %d: %w", seq, g.name, g.rank, err)
-		if g.comm != nil && errors.Is(err, store.ErrLost) {
-			g.comm.Fail(err) // this rank cannot come, which the others do not know
+		if errors.Is(err, store.ErrLost) {
+			g.failAll(err) // this rank cannot come, which the others do not know
 		}
 		return err
 	case len(missing) > 0:

@@ -3,6 +3,9 @@
 package dist
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/operation"
@@ -30,12 +33,31 @@ func (g *Group) spreadFailure(err error) {
 	for _, c := range g.offspring() {
 		c.spreadFailure(err)
 	}
+	g.failAll(err)
+}
+
+// failAll fails the group's communicators: that of the host's memory first, which tells the
+// other ranks why.
+func (g *Group) failAll(err error) {
 	g.mu.Lock()
-	comm := g.comm
+	all := g.communicators()
 	g.mu.Unlock()
-	if comm != nil {
-		comm.Fail(err)
+	for _, c := range all {
+		c.Fail(err)
 	}
+}
+
+// communicators returns what the group has, that of the host's memory first. The group is
+// locked, or open.
+func (g *Group) communicators() []backend.Communicator {
+	var all []backend.Communicator
+	if g.comm != nil {
+		all = append(all, g.comm)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(g.comms)) {
+		all = append(all, g.comms[kind])
+	}
+	return all
 }
 
 // failOpen ends the group with an error, unless this rank has left it.
@@ -47,7 +69,7 @@ func (g *Group) failOpen(err error) {
 	}
 	g.running++ // so that the backend stays
 	g.mu.Unlock()
-	g.comm.Fail(err)
+	g.failAll(err)
 	g.mu.Lock()
 	if g.running--; g.running == 0 && g.closed {
 		g.noneRunning.Broadcast()

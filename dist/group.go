@@ -193,8 +193,8 @@ func (g *Group) Close() error {
 		g.mu.Lock()
 		g.closed = true
 		pending := g.running > 0
-		// While the group is being formed there is none; form closes it then.
-		comm, unwatch, abort := g.comm, g.unwatch, g.abort
+		// What the group gets while it is being formed and this closes it, join gives back.
+		comms, unwatch, abort, onClose := g.communicators(), g.unwatch, g.abort, g.onClose
 		g.mu.Unlock()
 		if abort != nil {
 			abort(ErrClosed) // the forming, if it is still under way
@@ -204,8 +204,10 @@ func (g *Group) Close() error {
 				g.closeErr = err
 			}
 		}
-		if pending && comm != nil {
-			comm.Fail(ErrClosed)
+		if pending {
+			for _, c := range comms {
+				c.Fail(ErrClosed)
+			}
 		}
 		g.endWaits(ErrClosed)
 		g.watchdog.Close()
@@ -217,13 +219,8 @@ func (g *Group) Close() error {
 		if unwatch != nil {
 			unwatch()
 		}
-		for _, c := range g.comms {
+		for _, c := range slices.Backward(comms) { // that of the host's memory last: it knows who leaves
 			if err := fault.Among(g.members, c.Close()); g.closeErr == nil {
-				g.closeErr = err
-			}
-		}
-		if comm != nil {
-			if err := fault.Among(g.members, comm.Close()); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}
@@ -234,8 +231,8 @@ func (g *Group) Close() error {
 		if err := g.staging.close(); g.closeErr == nil {
 			g.closeErr = err
 		}
-		if g.onClose != nil {
-			if err := g.onClose(pending); g.closeErr == nil {
+		if onClose != nil {
+			if err := onClose(pending); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}

@@ -4,6 +4,7 @@ package dist
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -84,7 +85,16 @@ func formWorld(ctx context.Context, job backend.Job, o *options) (*Group, error)
 		_ = leave(true)
 		return nil, err
 	}
-	g.onClose = leave
+	g.mu.Lock()
+	ofBackend := g.onClose
+	g.onClose = func(pending bool) error {
+		var err error
+		if ofBackend != nil {
+			err = ofBackend(pending)
+		}
+		return errors.Join(err, leave(pending))
+	}
+	g.mu.Unlock()
 	g.watchCalls()
 	return g, nil
 }

@@ -75,6 +75,7 @@ func (g *Group) BatchAsync(ctx context.Context, ms ...Message) *Work {
 	var refused error
 	for i, m := range ms {
 		rs[i] = g.message(ctx, m)
+		rs[i].inDevice()
 		if rs[i].err != nil && refused == nil {
 			refused = fmt.Errorf("message %d of the batch: %w", i, rs[i].err)
 		}

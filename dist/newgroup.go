@@ -8,7 +8,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -170,7 +172,7 @@ func (g *Group) member(plan *backend.Plan, o *options) (*Group, error) {
 	id := hex.EncodeToString(h.Sum(nil)[:8])
 	sub := &Group{
 		membership: membership{size: len(plan.Ranks), node: g.node, job: plan.Job, host: g.host, parent: g, reached: g.reached,
-			keys: g.keys, timeout: o.Timeout, silence: o.Silence, algorithms: o.Algorithms, devices: g.devices},
+			keys: g.keys, timeout: o.Timeout, silence: o.Silence, algorithms: o.Algorithms, devices: o.devicesOver(g.devices)},
 		traffic: traffic{transport: "none"},
 	}
 	for i, r := range plan.Ranks {
@@ -189,6 +191,9 @@ func (g *Group) member(plan *backend.Plan, o *options) (*Group, error) {
 		return nil, ErrClosed
 	}
 	name := cmp.Or(o.name, plan.Name)
+	if len(name) > maxName {
+		return nil, tooLong(name)
+	}
 	if name != "" {
 		if _, inUse := g.root().names.LoadOrStore(name, sub); inUse || name == backend.World {
 			return nil, fmt.Errorf("this rank has a group of the name %q: close it before, or give another name by WithName", name)
@@ -204,7 +209,7 @@ func (g *Group) member(plan *backend.Plan, o *options) (*Group, error) {
 		sub.name = fmt.Sprintf("%s/%s.%d", g.name, id[:8], count)
 	}
 	if len(sub.name) > maxName {
-		return nil, fmt.Errorf("the name %q has %d bytes, want at most %d: give a shorter one by WithName", sub.name, len(sub.name), maxName)
+		return nil, tooLong(sub.name)
 	}
 	sub.key, sub.byRanks = fmt.Sprintf("%s %s.%d", sub.name, id, count), id
 	g.made[kind]++
@@ -216,6 +221,10 @@ func (g *Group) member(plan *backend.Plan, o *options) (*Group, error) {
 	sub.settleMembers(plan.Where)
 	sub.openLog()
 	return sub, nil
+}
+
+func tooLong(name string) error {
+	return fmt.Errorf("the name %q has %d bytes, want at most %d: give a shorter one by WithName", name, len(name), maxName)
 }
 
 // settleMembers takes what is known of where the members run, as far as it is known.
@@ -270,7 +279,8 @@ func (g *Group) form(ctx context.Context, end context.CancelCauseFunc, forming b
 	return err
 }
 
-// join takes this rank's part of the group.
+// join takes this rank's part of the group, or gives it back where the group has been closed
+// while it was formed: Close has seen nothing of it.
 func (g *Group) join(m *backend.Membership) error {
 	if m.Where != nil {
 		g.settleMembers(m.Where)
@@ -279,16 +289,42 @@ func (g *Group) join(m *backend.Membership) error {
 		g.store = m.Store
 	}
 	g.mu.Lock()
-	g.comm, g.rules, g.transport, g.unwatch = m.Comm, m.Rules, m.Transport, m.Unwatch
-	if m.Close != nil {
-		g.onClose = func(bool) error { return m.Close() }
-	}
 	closed := g.closed
-	g.mu.Unlock()
 	if !closed {
-		return nil
+		g.comm, g.rules, g.transport = m.Comm, m.Rules, m.Transport
+		g.keep(m)
 	}
-	// While it was formed: Close has seen no communicator.
+	g.mu.Unlock()
+	if closed {
+		giveBack(m)
+		return ErrClosed
+	}
+	return nil
+}
+
+// keep has the end of the group end a part of it too. The group is locked.
+func (g *Group) keep(m *backend.Membership) {
+	if last := g.unwatch; m.Unwatch != nil {
+		g.unwatch = func() {
+			m.Unwatch()
+			if last != nil {
+				last()
+			}
+		}
+	}
+	if last := g.onClose; m.Close != nil {
+		g.onClose = func(pending bool) error {
+			err := m.Close()
+			if last != nil {
+				err = errors.Join(err, last(pending))
+			}
+			return err
+		}
+	}
+}
+
+// giveBack closes a part of a group that the group has not taken.
+func giveBack(m *backend.Membership) {
 	if m.Unwatch != nil {
 		m.Unwatch()
 	}
@@ -298,28 +334,35 @@ func (g *Group) join(m *backend.Membership) error {
 	if m.Close != nil {
 		_ = m.Close()
 	}
-	return ErrClosed
 }
 
-// joinDevices opens the communicators for other memory than the host's.
+// joinDevices opens the communicators for other memory than the host's, on all ranks in one
+// order. A group of one rank has them too: nothing else reaches that memory.
 func (g *Group) joinDevices(ctx context.Context, spec *backend.Spec) error {
-	if g.size == 1 {
-		return nil
-	}
-	for kind, name := range g.devices {
+	spec.Host = g.comm
+	for _, kind := range slices.Sorted(maps.Keys(g.devices)) {
 		if kind == hostKind {
 			continue
 		}
+		name := g.devices[kind]
 		m, err := findBackend(name).open(ctx, spec)
 		if err != nil {
 			return fmt.Errorf("backend %q for %q: %w", name, kind, err)
 		}
 		g.mu.Lock()
-		if g.comms == nil {
-			g.comms = map[string]backend.Communicator{}
+		closed := g.closed
+		if !closed {
+			if g.comms == nil {
+				g.comms = map[string]backend.Communicator{}
+			}
+			g.comms[kind] = m.Comm
+			g.keep(m)
 		}
-		g.comms[kind] = m.Comm
 		g.mu.Unlock()
+		if closed {
+			giveBack(m)
+			return ErrClosed
+		}
 	}
 	return nil
 }

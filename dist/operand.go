@@ -105,8 +105,12 @@ func (r *request) borrow(what string, i int, t *tensor.Tensor, written bool) (te
 	case written && t.IsOverlapping():
 		problem = fmt.Sprintf("of shape %v is not dense: several of its elements share their memory, and cannot be written", t.Shape())
 	default:
+		lend := t.Lend
+		if r.device != "" {
+			lend = t.LendOnDevice
+		}
 		var err error
-		if loan, err = t.Lend(); err != nil {
+		if loan, err = lend(); err != nil {
 			problem = err.Error()
 		}
 	}
@@ -137,6 +141,18 @@ func (r *request) reaches(what string, i int, device string) bool {
 	}
 	r.device = device
 	return r.err == nil
+}
+
+// inDevice refuses a call on a device's memory that the device's communicator cannot move:
+// staging memory is the host's, and a receive from any rank waits on the host.
+func (r *request) inDevice() {
+	switch {
+	case r.device == "" || r.err != nil:
+	case r.in.staged || r.out.staged:
+		r.refuse("its tensors are on device %s and do not lie in one piece there: give contiguous tensors that share no memory, a list as parts of one tensor", r.device)
+	case r.call.Op == operation.Recv && r.call.Root == operation.AnyRank:
+		r.refuse("the tensor is on device %s, and a receive from any rank is into the memory of the host: receive from a given rank, or into a tensor on the CPU", r.device)
+	}
 }
 
 // stage adds a piece to an operand.

@@ -3,8 +3,10 @@
 package dist
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -51,10 +53,18 @@ type options struct {
 
 // backendFor returns the name of the backend for a kind of device.
 func (o *options) backendFor(kind string) string {
+	return cmp.Or(o.backends[kind], backends[0].name)
+}
+
+// devicesOver returns the names of a new group's backends, given those of its parent.
+func (o *options) devicesOver(parent map[string]string) map[string]string {
 	if o.backends == nil {
-		return backends[0].name
+		return parent
 	}
-	return o.backends[kind]
+	all := map[string]string{}
+	maps.Copy(all, parent)
+	maps.Copy(all, o.backends)
+	return all
 }
 
 // apply takes the options one after the other.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -225,6 +226,9 @@ func (r *request) interleave(o *operand, what string, large []*tensor.Tensor, pa
 // nothing else is under way it runs on the caller's goroutine: handing a call over costs
 // more than a small one takes.
 func (g *Group) call(r *request) error {
+	if r.device != "" {
+		r.inDevice()
+	}
 	err := r.err
 	if err == nil {
 		err = g.callInTurn(r)
@@ -235,6 +239,9 @@ func (g *Group) call(r *request) error {
 
 // callAsync starts a request's call, if its arguments are right.
 func (g *Group) callAsync(r *request) *Work {
+	if r.device != "" {
+		r.inDevice()
+	}
 	if r.err == nil {
 		return g.start(r)
 	}
@@ -399,9 +406,7 @@ func (g *Group) move(r *request) error {
 	staged, err := r.stage()
 	if err != nil {
 		err = fmt.Errorf("dist: %v of group %q on rank %d: %w", r.call, g.name, g.rank, err)
-		if g.comm != nil {
-			g.comm.Fail(err) // the others count on this rank
-		}
+		g.failAll(err) // the others count on this rank
 		return err
 	}
 	in, out := r.in.data, r.out.data
@@ -410,7 +415,9 @@ func (g *Group) move(r *request) error {
 	}
 	switch {
 	case r.device != "":
-		err = g.enqueue(r, in, out)
+		if err = g.enqueue(r, in, out); err != nil {
+			g.failAll(err) // a device's wire may not tell the others why
+		}
 	case r.instead != nil:
 		err = r.instead(r.call, in, out)
 	case g.comm == nil:
@@ -432,11 +439,18 @@ func (g *Group) move(r *request) error {
 
 // enqueue moves a call's data on the device that has it. The call may go on when it returns.
 func (g *Group) enqueue(r *request, in, out collective.Data) error {
-	comm, ok := g.commFor(r.device).(backend.Streamer)
-	if !ok {
-		return g.commFor(r.device).Collective(r.ctx, r.call, in, out)
+	comm := g.commFor(r.device)
+	stream, ok := comm.(backend.Streamer)
+	switch {
+	case ok:
+	case r.call.Op == operation.Send:
+		return comm.Send(r.ctx, r.call, in)
+	case r.call.Op == operation.Recv:
+		return comm.Recv(r.ctx, r.call, in)
+	default:
+		return comm.Collective(r.ctx, r.call, in, out)
 	}
-	ended, err := comm.Enqueue(r.ctx, r.call, in, out)
+	ended, err := stream.Enqueue(r.ctx, r.call, in, out, slices.Clone(r.held))
 	if err != nil {
 		return err
 	}

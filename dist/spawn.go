@@ -40,6 +40,9 @@ func spawn(ctx context.Context, n int, how native.GoRanksOptions, main func(cont
 	if o.name != "" {
 		return fmt.Errorf("dist: Spawn of %d ranks: WithName is for the groups made by NewGroup", n)
 	}
+	if name := o.backendFor(hostKind); name != backends[0].name {
+		return fmt.Errorf("dist: Spawn of %d ranks: WithBackend: goroutines of one process have the backend %q for the memory of the host, not %q", n, backends[0].name, name)
+	}
 	groups := goGroups(ctx, n, how, &o)
 	var wg sync.WaitGroup
 	var mu sync.Mutex

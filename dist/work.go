@@ -21,7 +21,7 @@ type Work struct {
 	err  error // valid when done is closed
 	// ended is the end on a device of what has ended on the host; nil where nothing goes on
 	// there. It is valid when done is closed.
-	ended backend.Completion
+	ended *deviceEnd
 	call  operation.Call
 	req   *request // nil for the work of several requests
 	src   int      // valid when done is closed
@@ -35,6 +35,12 @@ type Work struct {
 	mu    sync.Mutex
 	num   int // of parts, of a whole
 	parts int // that have not ended
+}
+
+// deviceEnd is the end of a call on a device, and the call as it was numbered.
+type deviceEnd struct {
+	backend.Completion
+	call operation.Call
 }
 
 func newWork(r *request) *Work {
@@ -77,7 +83,10 @@ func (w *Work) waitDevice(ctx context.Context) error {
 	if w.err != nil || w.ended == nil {
 		return w.err
 	}
-	return w.ended.Wait(ctx)
+	if err := w.ended.Wait(ctx); err != nil {
+		return w.g.sited(err, &w.ended.call)
+	}
+	return nil
 }
 
 // Done is closed when the operation has ended on the host.
@@ -113,7 +122,9 @@ func (w *Work) run() {
 	if r.call.Op == operation.Recv && err == nil {
 		w.src = r.call.Root
 	}
-	w.ended = r.ended
+	if r.ended != nil {
+		w.ended = &deviceEnd{r.ended, r.call}
+	}
 	if r.call.Background { // else its caller waits and gives it back
 		r.release()
 	}
@@ -130,7 +141,7 @@ func (w *Work) bound() {
 	w.late.Add(1)
 	w.unbound = context.AfterFunc(ctx, func() {
 		defer w.late.Done()
-		g.comm.Fail(&TimeoutError{Group: g.name, Op: op.String(), Seq: seq, Cause: context.Cause(ctx)})
+		g.failAll(&TimeoutError{Group: g.name, Op: op.String(), Seq: seq, Cause: context.Cause(ctx)})
 	})
 }
 

@@ -5,6 +5,7 @@ package tensor
 import (
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/device/cpu"
@@ -41,11 +42,8 @@ func CPUSees(dev Device) bool {
 // device has memory that the CPU does not see, is an error. A borrower that writes
 // calls [Tensor.MarkWritten].
 func (t *Tensor) Lend() (Loan, error) {
-	switch t.storage.state {
-	case freed:
-		return Loan{}, fmt.Errorf("has been freed: Backward consumed it, or its tape was closed; call Keep on it before that")
-	case released:
-		return Loan{}, fmt.Errorf("has no memory now: it was released; restore it before it is communicated")
+	if err := t.lendable(); err != nil {
+		return Loan{}, err
 	}
 	size := t.dtype.Size()
 	n := span(t.shape, t.strides)
@@ -54,6 +52,31 @@ func (t *Tensor) Lend() (Loan, error) {
 		return Loan{}, fmt.Errorf("is on device %s, whose memory the CPU does not see: copy it to the CPU by ToDevice", t.storage.dev.Name())
 	}
 	return Loan{mem.Buffer{Data: b, Slab: cpu.Slab(t.storage.mem), Offset: t.offset * size}, t.shape, t.strides}, nil
+}
+
+// LendOnDevice lends a tensor's memory to what moves it on its own device: the bytes
+// of the [Loan] are the device's, to be reached by their address alone, and what was
+// computed before need not have been. A value that has been freed or released is an error.
+func (t *Tensor) LendOnDevice() (Loan, error) {
+	if err := t.lendable(); err != nil {
+		return Loan{}, err
+	}
+	b := mem.Buffer{Offset: t.offset * t.dtype.Size()}
+	if n := span(t.shape, t.strides) * t.dtype.Size(); n > 0 && t.storage.mem.Ptr != nil {
+		b.Data = unsafe.Slice((*byte)(unsafe.Add(t.storage.mem.Ptr, b.Offset)), n)
+	}
+	return Loan{b, t.shape, t.strides}, nil
+}
+
+// lendable returns why a tensor has no memory to lend.
+func (t *Tensor) lendable() error {
+	switch t.storage.state {
+	case freed:
+		return fmt.Errorf("has been freed: Backward consumed it, or its tape was closed; call Keep on it before that")
+	case released:
+		return fmt.Errorf("has no memory now: it was released; restore it before it is communicated")
+	}
+	return nil
 }
 
 // span returns the number of elements from the first one of a view to the last.

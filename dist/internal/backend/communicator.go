@@ -19,7 +19,8 @@ import (
 // has told the other ranks, and every later call fails at once.
 //
 // Operands are in the memory of the kind of device that the communicator was opened
-// for: the host's, or that of [collective.Data.Device].
+// for: the host's, or that of [collective.Data.Device]. Of the latter, the buffer's bytes are
+// the device's: only their address and number can be used.
 type Communicator interface {
 	// Collective runs anything but a send or a receive. What in and out hold:
 	//
@@ -59,12 +60,16 @@ type Communicator interface {
 // Collective, Send and Recv for operands that are on a device.
 type Streamer interface {
 	Communicator
-	// Enqueue puts an operation on the device's stream and returns its end. An error
-	// is final, as for the other methods.
-	Enqueue(ctx context.Context, c operation.Call, in, out collective.Data) (Completion, error)
+	// Enqueue puts an operation on the device's stream and returns its end. Calls come at
+	// once as those of Collective, Send and Recv do: a send must not wait on the stream
+	// for a receive that is enqueued after it. owner keeps the memory of in and out: the
+	// communicator refers to it until the operation has ended on the device, for the
+	// collector frees what nobody refers to. An error is final, as for the other methods.
+	Enqueue(ctx context.Context, c operation.Call, in, out collective.Data, owner any) (Completion, error)
 }
 
-// Completion is the end of an operation on a device's stream.
+// Completion is the end of an operation on a device's stream. Several goroutines may wait
+// for it, and each may do so again; or nobody does.
 type Completion interface {
 	// Wait has what uses the data next see the operation's result: it may make the
 	// device's current stream wait, without a wait on the host. It returns an error

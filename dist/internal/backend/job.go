@@ -33,11 +33,14 @@ type Settings struct {
 	Admitted        []netip.Prefix // from where ranks that prove nothing may come, besides this host
 }
 
-// Start checks the settings and finds out where this process stands in its job. It does
-// not wait for other ranks: [Job.Meet] does.
+// Start checks the settings and finds out where this process stands in its job, from them and
+// the environment that the launcher has set (cohort run, torchrun, mpirun). It does not wait
+// for other ranks: [Job.Meet] does.
 type Start func(ctx context.Context, s *Settings) (Job, error)
 
-// Open opens a communicator for a kind of device in a group whose members have met.
+// Open opens a communicator for a kind of device in a group whose members have met, on every
+// member, and also in a group of one rank. Its Rules and Where are not used: the group has
+// those of the host's communicator.
 type Open func(ctx context.Context, s *Spec) (*Membership, error)
 
 // Job is this process's part in a job. It forms groups of the job's ranks.
@@ -68,7 +71,8 @@ type Where struct {
 type Roster struct {
 	Where []Where // by rank
 	// Keys is the store in which groups have their keys. Store is what the group of all
-	// ranks offers its program.
+	// ranks offers its program. Neither is nil: a backend whose ranks meet without a store,
+	// such as MPI, serves one on rank 0 and tells the others its address.
 	Keys, Store store.Store
 	// Interface is the network interface at which other ranks reach this one, and why.
 	Interface string
@@ -131,9 +135,13 @@ type Spec struct {
 	// Keys is the store in which the job's groups have their keys. Store is the part that
 	// is this group's alone.
 	Keys, Store store.Store
-	Timeout     time.Duration // limits a call whose context has no earlier end
-	Silence     time.Duration
-	Algorithms  collective.Options
+	// Host is the communicator of the host's memory, for an [Open]: its Trouble says that
+	// a rank has died or left, so that what waits on a device is ended. It is nil for a group
+	// of one rank, and while that communicator is opened itself.
+	Host       Communicator
+	Timeout    time.Duration // limits a call whose context has no earlier end
+	Silence    time.Duration
+	Algorithms collective.Options
 	// Progress returns how far this rank has come.
 	Progress func() Progress
 	// Site returns where this rank's program made a call, given by operation and number

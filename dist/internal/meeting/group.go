@@ -62,6 +62,8 @@ func newSubgroup(j backend.Job, open func(context.Context, *backend.Spec) (*back
 	switch {
 	case w.Backend == "gloo":
 		return nil, errors.New("WithBackend: a group with PyTorch members is made in a job with them: give it to Init")
+	case w.Backend != "" && w.Backend != "native":
+		return nil, fmt.Errorf("WithBackend: a group that is made in this job has the backend \"native\" for the memory of the host, not %q", w.Backend)
 	case w.Local:
 		return nil, errors.New("WithLocalSynchronization is about jobs with PyTorch ranks")
 	}

@@ -38,8 +38,12 @@ type forming struct {
 
 // NewGroup implements [backend.Job]. It is PyTorch's new_group.
 func (j *job) NewGroup(ctx context.Context, end context.CancelCauseFunc, parent *backend.Parent, w *backend.Wish) (backend.Forming, error) {
-	if w.Backend == "native" {
+	switch w.Backend {
+	case "native":
 		return j.newNativeGroup(ctx, end, parent, w)
+	case "", "gloo":
+	default:
+		return nil, fmt.Errorf("WithBackend: a group that is made in a PyTorch job has the backend \"gloo\" or \"native\" for the memory of the host, not %q", w.Backend)
 	}
 	if w.SilenceSet {
 		return nil, errNoBeats
@@ -189,11 +193,11 @@ func (f *forming) Complete(ctx context.Context) error {
 
 // End implements [backend.Forming].
 func (f *forming) End(ctx context.Context, err error) error {
-	if f.unlock != nil {
-		f.unlock()
-	}
 	if err != nil && f.entered {
 		f.j.leave(f.name)
+	}
+	if f.unlock != nil {
+		f.unlock() // the next group is named by those that there are
 	}
 	if f.name == worldGroup {
 		return f.j.formed(ctx, err)

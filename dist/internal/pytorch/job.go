@@ -71,6 +71,7 @@ func Start(ctx context.Context, s *backend.Settings) (backend.Job, error) {
 	if pl.worldSize == 1 {
 		return meeting.Alone(s), nil
 	}
+	s.Silence = 0 // groups of Go ranks say theirs by WithSilence
 	j := &job{place: pl, settings: s, admitted: s.Admitted, making: make(chan struct{}, 1)}
 	if s.PyTorch != "" {
 		if j.said, err = ParseRelease(s.PyTorch); err != nil {
