@@ -10,7 +10,7 @@ import (
 // Member is a rank as errors name it: see [Member.String].
 type Member struct {
 	Rank int    `json:"rank"`           // by its number in the group of which it is a member
-	Host string `json:"host,omitempty"` // the host that it runs on, "" if not known
+	Host string `json:"host,omitempty"` // what the rank said of itself when the ranks met: see "How a lost rank is named" in the package doc; "" if not known
 	PID  int    `json:"pid,omitempty"`  // its process, 0 if not known or if it runs in this process
 
 	group string // the group in which the rank has the number Rank; "" where that is its number in the job too

@@ -34,8 +34,8 @@
 //  1. The operation is there: Softmax in ops.go, with its arguments. (A new one is a
 //     struct there, a case in a file such as internal/device/cpu/fused_softmax.go, and
 //     a kernel in internal/kernel.)
-//  2. In the device's package, internal/device/cuda: the kernel's source, and a case
-//     for device.Softmax in its Fused. Without a case Fused returns false, and the
+//  2. In the device's package, internal/device/cuda, which the section below is about:
+//     the kernel's source, and a case for device.Softmax in its Fused. Without a case Fused returns false, and the
 //     operation fails with an error that names device and operation.
 //  3. The tables of operations (tensor/*_cases_test.go) run over any device:
 //     TestOperationsOnALateDevice shows how.
