@@ -22,7 +22,7 @@
 // # Where a new strategy goes
 //
 // Each strategy is a type in a file of its own, beside single.go and ddp.go; none
-// has a branch for another. Sharded parameters (FSDP) go into a new file fsdp.go:
+// has a branch for another. Sharded parameters (FSDP) go into a file of their own, named fsdp:
 // the type is an nn.Interceptor, whose InterceptParam gathers a parameter by an
 // operation made with tensor.Record, whose gradient is a reduce-scatter. What
 // each method has to do there stands beside it in strategy.go. A task names its
