@@ -65,15 +65,11 @@ func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.
 }
 
 // ClipScale returns the factor, at most 1, that brings a norm down to maxNorm:
-// min(1, maxNorm/(norm+1e-6)), and NaN for a norm that is not finite. Both are
-// float64 tensors of no dims. [ClipGradNorm] is for gradients that are all
+// min(1, maxNorm/(norm+1e-6)), and NaN for a norm that is not finite. It is a
+// float64 tensor of no dims on the norm's device. [ClipGradNorm] is for gradients that are all
 // here; this is for a norm over several processes.
 func ClipScale(norm *tensor.Tensor, maxNorm float64) *tensor.Tensor {
-	limit := tensor.New(norm.Device(), tensor.Float64)
-	limit.Fill(maxNorm)
-	scale := limit.Div(norm.AddScalar(1e-6)).Clamp(math.Inf(-1), 1)
-	scale.Axpy(0, norm) // 0·norm is 0, or NaN
-	return scale
+	return tensor.ClipScale(norm, maxNorm)
 }
 
 // ClipGradValue bounds every element of every gradient by -limit and limit, in

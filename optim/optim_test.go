@@ -291,6 +291,21 @@ func TestClipBits(t *testing.T) {
 	}
 }
 
+// TestClipScale: the factor of every kind of norm, of which one that is not finite
+// gives NaN.
+func TestClipScale(t *testing.T) {
+	for _, c := range []struct{ norm, limit, want float64 }{
+		{0, 1, 1}, {0, 0, 0}, {4, 1, 1 / (4 + 1e-6)}, {4, math.Inf(1), 1}, {1e300, 1, 1 / (1e300 + 1e-6)},
+		{math.Inf(1), 1, math.NaN()}, {math.Inf(1), math.Inf(1), math.NaN()}, {math.NaN(), 1, math.NaN()},
+	} {
+		got := ClipScale(tensor.FromFloat64([]float64{c.norm}), c.limit)
+		if v := got.Item(); v != c.want && !(math.IsNaN(v) && math.IsNaN(c.want)) || got.NumDims() != 0 || got.DType() != tensor.Float64 {
+			t.Errorf("norm %v, limit %v: the factor is %v %v, want %v", c.norm, c.limit, got, v, c.want)
+		}
+	}
+	mustRefuse(t, "a norm of two elements", func() { ClipScale(tensor.Zeros(2), 1) }, "clip scale(float32[2]): wants a norm of one element")
+}
+
 // TestSkippedStep: a step whose scale is not finite writes nothing, and once it
 // is taken back the next one is the first.
 func TestSkippedStep(t *testing.T) {

@@ -184,6 +184,22 @@ func ClampAll(ts []*Tensor, limit float64) {
 	}, ts, nil, false)
 }
 
+// ClipScale returns the scale of a step that brings gradients of a norm down to
+// maxNorm: min(1, maxNorm/(norm+1e-6)), and NaN for a norm that is not finite. norm
+// has one element of a floating dtype; the result is float64 of no dims, on the
+// norm's device and under no tape.
+func ClipScale(norm *Tensor, maxNorm float64) *Tensor {
+	const op = "clip scale"
+	present(op, norm)
+	if norm.NumElems() != 1 || !norm.dtype.IsFloat() {
+		fail(op, []*Tensor{norm}, "wants a norm of one element of a floating dtype")
+	}
+	norm = norm.detach().To(Float64)
+	scale := alloc(nil, norm.Device(), Float64, nil, false)
+	fused(device.ClipScale{MaxNorm: maxNorm}, scale, norm)
+	return scale
+}
+
 // multi does an operation on a list of updates. All operands of an update but
 // the second are written; they may be nil. A device gets the operands and
 // numbers of all updates one after another and, if the operation has one, the scale

@@ -115,6 +115,7 @@ func (AdamRows) opName() string            { return "adam rows" }
 func (LerpAll) opName() string             { return "lerp all" }
 func (SwapAll) opName() string             { return "swap all" }
 func (ClampAll) opName() string            { return "clamp all" }
+func (ClipScale) opName() string           { return "clip scale" }
 
 // Attention and positions.
 
@@ -669,3 +670,8 @@ type SwapAll struct{}
 
 // ClampAll bounds arrays by -Limit and Limit. Arguments: rw x, one after another.
 type ClampAll struct{ Limit float64 }
+
+// ClipScale writes min(1, MaxNorm/(norm+1e-6)) + 0·norm: the scale of a step that
+// clips gradients, NaN if the norm is not finite. Arguments: w scale, norm, both
+// float64 of one element.
+type ClipScale struct{ MaxNorm float64 }

@@ -47,6 +47,9 @@ func (c *CPU) optimizer(op device.Op, a []device.Array) bool {
 			xs[i] = a[i].Float32s()
 		}
 		kernel.Clamp(c.threads, xs, op.Limit)
+	case device.ClipScale:
+		norm := device.Elems[float64](a[1])[0]
+		device.Elems[float64](a[0])[0] = min(1, op.MaxNorm/(norm+1e-6)) + 0*norm
 	default:
 		return false
 	}
