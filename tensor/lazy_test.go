@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"weak"
@@ -237,6 +238,42 @@ func TestReleaseOnALateDevice(t *testing.T) {
 	late.Allow(func() {
 		if y.Item() != 24 || !slices.Equal(grads[0].Float32s(), []float32{3, 3, 3, 3}) {
 			t.Errorf("the sum is %v, the gradient %v", y, grads[0])
+		}
+	})
+}
+
+// TestTwoTapesOnALateDevice: goroutines with a tape each may share a device.
+func TestTwoTapesOnALateDevice(t *testing.T) {
+	late := newLazy(t)
+	train := func(dev Device, seed int64) *Tensor {
+		on := On(dev)
+		w, g := on.Empty(Float32, 6, 6), NewGenerator(seed)
+		g.Uniform(w, -1, 1)
+		for range 20 {
+			tape := NewTape(true)
+			leaf := &collector{shape: w.shape, dev: dev}
+			x := on.Empty(Float32, 4, 6)
+			g.Uniform(x, -1, 1)
+			loss := Embedding(tape.Watch(w, leaf), tape.Const(on.FromInt64([]int64{1, 5, 1, seed % 6}))).Mul(tape.Const(x)).Square().Mean()
+			if err := loss.Backward(t.Context()); err != nil {
+				t.Error(err)
+			}
+			SGD([]SGDUpdate{{Param: w, Grad: leaf.grad, SGDScalars: SGDScalars{LR: 0.1}}}, nil)
+			tape.Close()
+		}
+		return w
+	}
+	var got [4]*Tensor
+	var wg sync.WaitGroup
+	for i := range got {
+		wg.Go(func() { got[i] = train(late, int64(i)) })
+	}
+	wg.Wait()
+	late.Allow(func() {
+		for i, w := range got {
+			if want := train(CPU(), int64(i)); !sameBits(want.Float32s(), w.Float32s()) {
+				t.Errorf("goroutine %d has %v, on the CPU %v", i, w, want)
+			}
 		}
 	})
 }
