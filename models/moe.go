@@ -147,7 +147,9 @@ func (m *MoE) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	top, chosen := probs.TopK(m.active, -1, true)
 	weights := top.Div(top.SumKeep(-1)).Flatten(0, 1) // [tokens·active]
 
-	// One list of places in chosen for each expert.
+	// One list of places in chosen for each expert. The host reads them, for how many
+	// an expert gets depends on the data.
+	on := tensor.On(x.Device())
 	places := make([][]int64, experts)
 	for place, e := range chosen.Int64s() {
 		places[e] = append(places[e], int64(place))
@@ -163,12 +165,12 @@ func (m *MoE) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 		for i, place := range places[e] {
 			rows[i] = place / int64(m.active)
 		}
-		where := tensor.FromInt64(rows)
+		where := on.FromInt64(rows)
 		y := c.Call(expert, x.IndexSelect(0, where))
-		w := weights.IndexSelect(0, tensor.FromInt64(places[e])).Reshape(-1, 1)
+		w := weights.IndexSelect(0, on.FromInt64(places[e])).Reshape(-1, 1)
 		out = out.IndexAdd(0, where, y.Mul(w))
 	}
-	balance := probs.Mean(0).Mul(c.Tape().Const(tensor.FromFloat32(share))).Sum().MulScalar(float64(experts))
+	balance := probs.Mean(0).Mul(c.Tape().Const(on.FromFloat32(share))).Sum().MulScalar(float64(experts))
 	return []*tensor.Tensor{out.Reshape(in[0].Shape()...), balance}
 }
 
