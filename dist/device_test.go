@@ -262,6 +262,9 @@ func TestPlainDeviceBackend(t *testing.T) {
 	addBackend(t, "plain", func(_ context.Context, s *backend.Spec) (*backend.Membership, error) {
 		return &backend.Membership{Comm: plain{s.Host}}, nil
 	})
+	addBackend(t, "other", func(context.Context, *backend.Spec) (*backend.Membership, error) {
+		return &backend.Membership{Comm: &stream{}}, nil
+	})
 	err := Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
 		late := lazy.New(1)
 		defer late.Close()
@@ -284,10 +287,27 @@ func TestPlainDeviceBackend(t *testing.T) {
 				t.Errorf("rank %d has %v, want 2", g.Rank(), got)
 			}
 		})
+		// A group has its parent's backends, but for the kinds that its options name.
+		for name, want := range map[string]string{"": "plain", "native": "plain", "lazy:other": "other"} {
+			var opts []Option
+			if name != "" {
+				opts = append(opts, WithBackend(name))
+			}
+			sub, err := g.NewGroup(ctx, []int{g.Rank()}, opts...)
+			if err != nil {
+				return err
+			}
+			if _, other := sub.comms["lazy"].(*stream); other != (want == "other") || sub.backendFor("lazy") != want || sub.backendFor(hostKind) != "native" {
+				t.Errorf("%q: the backends are %v, the communicator is a %T", name, sub.devices, sub.comms["lazy"])
+			}
+		}
 		return nil
 	}, WithBackend("lazy:plain"))
 	if err != nil {
 		t.Error(err)
+	}
+	if err := Spawn(t.Context(), 1, nil, WithBackend("gloo")); err == nil || !strings.Contains(err.Error(), `not "gloo"`) {
+		t.Errorf("goroutines with a backend for PyTorch's jobs: %v", err)
 	}
 }
 

@@ -223,6 +223,9 @@ func TestPyTorchNativeGroup(t *testing.T) {
 			if theirs, err := own.PyTorchRanks(ctx); err != nil || len(theirs) > 0 {
 				return fmt.Errorf("PyTorch's ranks in a group of Go's are %v, %w", theirs, err)
 			}
+			if own.silence != 0 { // none was given
+				return fmt.Errorf("the group of Go ranks gives ranks up that are silent for %v", own.silence)
+			}
 			if own.Transport() == "gloo" || own.Ranks()[0] != 3 {
 				return fmt.Errorf("the group of Go ranks is %v by %s", own.Ranks(), own.Transport())
 			}
