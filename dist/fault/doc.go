@@ -35,7 +35,7 @@
 //	rank           its numbers in group and job: MemberOf and Among in member.go, called by
 //	               member in dist/newgroup.go and sited in dist/failure.go
 //	which rank     who was found to be lost: dist/internal/native/star.go, whose findings
-//	               dist/internal/native/rank_error.go makes errors of;
+//	               dist/internal/native/rank_error.go makes errors of; of PyTorch's ranks
 //	               dist/internal/gloo/errors.go
 //	how it ended   signal or exit code: the launcher's word, dist/internal/liveness
 //	the words      rank.go, and [Member.String] in member.go; the causes are in cause.go
