@@ -6,6 +6,9 @@
 // deadlock.go finds two ranks that wait for each other in calls that do not meet, and ends
 // their groups. overdue.go writes which rank the others wait for, and where that rank's
 // program is, when a call takes too long. blackbox.go writes the flight recorder.
+//
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 package diagnosis
 
 import (

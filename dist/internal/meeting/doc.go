@@ -24,4 +24,7 @@
 //   - group.go: forming a group of some ranks.
 //   - awaited.go, absent.go: who has not come to a group of some ranks, and who cannot come.
 //   - goroutines.go, guests.go: ranks of one process, and ranks beside those of PyTorch.
+//
+// Where rank, host and PID of an error about a lost rank are filled in, and where to mend
+// which of them, stands in dist/fault, section "How a lost rank is named".
 package meeting
