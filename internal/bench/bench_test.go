@@ -129,9 +129,9 @@ func TestBadOptions(t *testing.T) {
 	good := StepOptions{Model: "mlp", DType: "float32", Steps: 1}
 	for want, change := range map[string]func(*StepOptions){
 		`no model "lstm": want one of mlp, gpt`: func(o *StepOptions) { o.Model = "lstm" },
-		`no dtype ""`:                        func(o *StepOptions) { o.DType = "" },
-		"batch of -1":                        func(o *StepOptions) { o.Batch = -1 },
-		"0 steps":                            func(o *StepOptions) { o.Steps = 0 },
+		`no dtype ""`:                           func(o *StepOptions) { o.DType = "" },
+		"batch of -1":                           func(o *StepOptions) { o.Batch = -1 },
+		"0 steps":                               func(o *StepOptions) { o.Steps = 0 },
 	} {
 		o := good
 		change(&o)
