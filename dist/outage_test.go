@@ -22,7 +22,7 @@ const (
 )
 
 // outlast is at rest for a while, where it is told for how long, and runs collectives
-// until one has taken as long as an outage, and one more.
+// until one has taken as long as an outage, and one more. Then it waits for its end.
 func outlast(ctx context.Context, g *Group) error {
 	x := filled(tensor.Float32, 50_000, 0)
 	agreed := time.Now() // when the ranks last began to agree on whether they have seen the outage
@@ -51,7 +51,7 @@ func outlast(ctx context.Context, g *Group) error {
 		for _, s := range all {
 			if s != 0 {
 				fmt.Println("over: outlasted")
-				return nil
+				select {} // who left now might do so before its last data had come to the others
 			}
 		}
 	}
