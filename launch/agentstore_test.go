@@ -151,10 +151,7 @@ func TestTorchrun(t *testing.T) {
 		place := fmt.Sprint(i % 2) // of the Go rank
 		t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+place, func(t *testing.T) {
 			t.Parallel()
-			port, err := FreePort("127.0.0.1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			port := heldPort(t)
 			goes := self(t, 1, "gloo")
 			ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 			defer cancel()

@@ -66,10 +66,7 @@ func TestAttemptTells(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	port, err := FreePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := heldPort(t)
 	var failed []int
 	job := ended(t, h.Run(t.Context(), Attempt{
 		FirstRank: 2, WorldSize: 8, MasterPort: port,
@@ -96,10 +93,7 @@ func TestAttemptKill(t *testing.T) {
 	}
 	defer h.Close()
 	for range 2 {
-		port, err := FreePort("127.0.0.1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		port := heldPort(t)
 		ctx, stop := context.WithCancelCause(t.Context())
 		kill := make(chan struct{})
 		before := strings.Count(out.String(), "ready")
@@ -131,10 +125,7 @@ func TestAttemptOnSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	port, err := FreePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := heldPort(t)
 	heard := make(chan syscall.Signal, 1)
 	ended := make(chan error, 1)
 	go func() {

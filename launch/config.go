@@ -56,8 +56,10 @@ type Config struct {
 	NumRanks int
 	// MasterAddr is the address of this machine at which rank 0 listens; default 127.0.0.1.
 	MasterAddr string
-	// MasterPort is the port at which rank 0 listens; 0 picks a free one. A port in use is
-	// an error before anything starts.
+	// MasterPort is the port at which rank 0 listens. A port in use is an error before
+	// anything starts. 0 picks a free port for each attempt. On Linux no other launcher can
+	// pick this port until the attempt ends, and rank 0 can listen only with SO_REUSEADDR,
+	// which servers set (package net, PyTorch).
 	MasterPort int
 	// RunID is the job's name, which its workers find in TORCHELASTIC_RUN_ID; default "none".
 	RunID string

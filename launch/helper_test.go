@@ -26,6 +26,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/leftover"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // The test binary is its own agent and its own worker: in a process with
@@ -263,11 +264,12 @@ func roleAgent(arg string) int {
 type joined struct{}
 
 func (joined) Run(ctx context.Context, h *Host) error {
-	port, err := FreePort("127.0.0.1")
+	port, err := transport.HoldPort("127.0.0.1")
 	if err != nil {
 		return err
 	}
-	return h.Run(ctx, Attempt{MasterPort: port})
+	defer port.Close()
+	return h.Run(ctx, Attempt{MasterPort: port.Port()})
 }
 
 // roleBuild runs a Go package directory on two ranks.
@@ -316,6 +318,17 @@ func self(t *testing.T, n int, role string) Config {
 		Program: os.Args[0], Direct: true, NumRanks: n, LeaveSignals: true,
 		Env: append(os.Environ(), testRole+"="+role, testMark+"="+newMark(t)),
 	}
+}
+
+// heldPort returns a port of this machine that is kept until the test ends.
+func heldPort(t *testing.T) int {
+	t.Helper()
+	p, err := transport.HoldPort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p.Port()
 }
 
 func newMark(t *testing.T) string {

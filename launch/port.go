@@ -5,47 +5,28 @@ package launch
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
-	"strconv"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// Free ports are chosen below the range from which systems take the ports of outgoing
-// connections (from 32768 on Linux, from 49152 elsewhere). So no connection of another
-// program can take the port before rank 0 listens at it.
-const (
-	firstPort = 20000
-	lastPort  = 32767
-	portTries = 64
-)
-
-// FreePort returns a port at an address of this machine at which nobody listens.
-func FreePort(addr string) (int, error) {
-	var last error
-	for range portTries {
-		port := firstPort + rand.IntN(lastPort-firstPort+1)
-		if last = tryPort(addr, port); last == nil {
-			return port, nil
-		}
-		if !errors.Is(last, syscall.EADDRINUSE) {
-			break
-		}
+// masterPort returns the port at which rank 0 of an attempt listens: that of the
+// configuration, or a port that nobody else can choose until release is called.
+func (h *Host) masterPort() (port int, release func(), err error) {
+	if h.cfg.MasterPort != 0 {
+		return h.cfg.MasterPort, func() {}, nil
 	}
-	return 0, masterError(addr, 0, last)
+	held, err := transport.HoldPort(h.cfg.MasterAddr)
+	if err != nil {
+		return 0, nil, &ConfigError{Field: "MasterAddr", Err: masterError(h.cfg.MasterAddr, 0, err)}
+	}
+	return held.Port(), held.Close, nil
 }
 
 // checkPort checks whether rank 0 will be able to listen at addr:port.
 func checkPort(addr string, port int) error {
-	return masterError(addr, port, tryPort(addr, port))
-}
-
-func tryPort(addr string, port int) error {
-	l, err := net.Listen("tcp", net.JoinHostPort(addr, strconv.Itoa(port)))
-	if err != nil {
-		return err
-	}
-	return l.Close()
+	return masterError(addr, port, transport.CanListen(addr, port))
 }
 
 func masterError(addr string, port int, err error) error {

@@ -16,14 +16,12 @@ import (
 // left, or somebody stops the job.
 func (h *Host) runAlone(ctx context.Context) error {
 	for number := 0; ; number++ {
-		port := h.cfg.MasterPort
-		if port == 0 {
-			var err error
-			if port, err = FreePort(h.cfg.MasterAddr); err != nil {
-				return &ConfigError{Field: "MasterAddr", Err: err}
-			}
+		port, release, err := h.masterPort()
+		if err != nil {
+			return err
 		}
-		err := h.Run(ctx, Attempt{Number: number, MasterAddr: h.cfg.MasterAddr, MasterPort: port, AgentStore: h.ServesStore()})
+		err = h.Run(ctx, Attempt{Number: number, MasterAddr: h.cfg.MasterAddr, MasterPort: port, AgentStore: h.ServesStore()})
+		release()
 		var failed *Error
 		if !errors.As(err, &failed) || !failed.Restartable() || number == h.cfg.MaxRestarts {
 			return err

@@ -176,10 +176,7 @@ func TestRestartsEndWithSignal(t *testing.T) {
 		t.Errorf("between attempts: %+v", job)
 	}
 	stop()
-	port, err := FreePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := heldPort(t)
 	// The signal is what the attempt begins with.
 	job = ended(t, h.Run(t.Context(), Attempt{MasterAddr: "127.0.0.1", MasterPort: port}))
 	if job.Signal != syscall.SIGTERM || job.Restartable() || len(job.Failures) != 2 || job.Failures[0].Signal != syscall.SIGTERM {

@@ -246,12 +246,7 @@ func floodJob(t *testing.T, c floodCase) (p phases) {
 			t.Logf("%s, %s, %d files: forming %v, linking %v, 200 all-reduces %v, a loss %v", c.transport, c.by, c.files, p.form, p.link, p.run, p.lose)
 		}
 	}()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	master := ln.Addr().String()
-	ln.Close()
+	master := freeEndpoint(t)
 	_, port, _ := net.SplitHostPort(master)
 	env := []string{envvar.Token.Assign(transport.NewToken().Text()), envvar.Transport.Assign(c.transport), envvar.MasterAddr.Assign("127.0.0.1"),
 		envvar.MasterPort.Assign(port), envvar.WorldSize.Assign(strconv.Itoa(floodRanks)), envvar.NodeID.Assign("node")}

@@ -15,17 +15,18 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
-	"github.com/cohort-ml/cohort/launch"
 )
 
-// freeEndpoint is an address at which nobody listens, nor will by chance.
+// freeEndpoint is an address at which nobody listens, nor will by chance until the test
+// ends.
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
-	port, err := launch.FreePort("127.0.0.1")
+	p, err := transport.HoldPort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	t.Cleanup(p.Close)
+	return p.Addr()
 }
 
 // listening waits until somebody listens at an address.

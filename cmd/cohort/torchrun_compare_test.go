@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,7 +22,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
-	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // The same command lines under torchrun and under cohort run: the environment
@@ -132,13 +133,14 @@ func observe(t *testing.T, launcher []string, c besideCase) observation {
 		env = append(env, fill.Replace(kv))
 	}
 	// Cases run side by side: the one port that torchrun takes by default is not enough.
-	port, err := launch.FreePort("127.0.0.1")
+	port, err := transport.HoldPort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer port.Close()
 	cmd.Env = append(slices.Clone(env), cliMain+"=1")
 	if filepath.Base(launcher[0]) == "torchrun" {
-		cmd.Env = append(slices.Clone(env), envvar.PET("master-port").Assign(fmt.Sprint(port)))
+		cmd.Env = append(slices.Clone(env), envvar.PET("master-port").Assign(strconv.Itoa(port.Port())))
 	}
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs

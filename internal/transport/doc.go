@@ -13,6 +13,7 @@
 //
 //	addresses        address.go, interface.go (which network interface peers can reach)
 //	listening        port.go, refusal.go (reports of refused connections), greeting.go (the first bytes of a stranger)
+//	                 heldport*.go (a port that is kept for another process)
 //	connecting       dial.go
 //	handshake        handshake.go, token.go, nonces.go (repeated hellos), tls.go, pytorch.go (peers of the other kind)
 //	frames           conn.go, reader.go, socket_*.go (system calls), fd_unix.go (descriptors)

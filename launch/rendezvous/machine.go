@@ -15,7 +15,7 @@ type Machine struct {
 	set   Settings
 	me    Node
 	newID func() string
-	port  func() int // returns a port that is free now
+	port  func() int // returns another port, kept for rank 0 of the next round
 
 	state   *State
 	order   int // index of this node among the state's members, or -1
@@ -161,7 +161,8 @@ func (Stop) isAction()   {}
 func (Finish) isAction() {}
 
 // NewMachine makes the machine of a node. newID makes the ID under which the node joins, each
-// time it does. port returns a port that is free on the node.
+// time it does. port returns another port of the node each time, and keeps it for rank 0 until
+// it is called again.
 func NewMachine(set Settings, me Node, newID func() string, port func() int) *Machine {
 	m := &Machine{set: set, me: me, newID: newID, port: port, status: Ready, dirty: true}
 	m.decider = newDecider(&m.set)

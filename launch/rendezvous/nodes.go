@@ -44,6 +44,8 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	if s := meet.server; s != nil { // the person here learns why a node does not come
 		s.OnRefusal(func(line string) { fmt.Fprintf(said, "cohort: the store in which the nodes meet %s\n", plain(line)) })
 	}
+	port := masterPort{addr: meet.addr}
+	defer port.release()
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	p := &participant{
 		host: h, out: said, ctx: life, events: make(chan Event, 16),
@@ -57,14 +59,31 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 		name = meet.addr
 	}
 	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.server != nil, Store: h.ServesStore()}
-	p.m = NewMachine(n.Settings, me, newID, func() int {
-		port, err := launch.FreePort(meet.addr)
-		if err != nil {
-			return 0
-		}
-		return port
-	})
+	p.m = NewMachine(n.Settings, me, newID, port.next)
 	return p.run(ctx)
+}
+
+// masterPort is the port of this node at which rank 0 of the next or present round listens.
+// It is kept for rank 0 from the time when the other nodes are told of it.
+type masterPort struct {
+	addr string
+	held *transport.HeldPort
+}
+
+// next lets the port of the last round go and returns another one; 0 if there is none.
+func (p *masterPort) next() int {
+	p.release()
+	held, err := transport.HoldPort(p.addr)
+	if err != nil {
+		return 0
+	}
+	p.held = held
+	return held.Port()
+}
+
+func (p *masterPort) release() {
+	p.held.Close()
+	p.held = nil
 }
 
 func newID() string {

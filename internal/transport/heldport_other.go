@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package transport
+
+// bindPort does nothing: only on Linux does a bound socket let others listen.
+func bindPort(int) (release func(), err error) { return nil, nil }
