@@ -9,7 +9,9 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Axes are the ranks of a run, by what they do together. Where every rank has
@@ -64,4 +66,13 @@ func (r *trainer[B]) spread(ctx context.Context) (parallel.Strategy, error) {
 	}
 	slow := func(s parallel.Straggler) { r.report.Notice(s.String()) }
 	return parallel.NewDDP(ctx, r.task.Model, r.axes.Data, parallel.WithOnStraggler(slow))
+}
+
+// onDeviceOf makes a pass run where a model computes: on the device of its
+// parameters.
+func onDeviceOf(model any) nn.CtxOption {
+	for _, p := range nn.Parameters(model) {
+		return nn.WithDevice(p.Data().Device())
+	}
+	return nn.WithDevice(tensor.CPU())
 }

@@ -51,6 +51,7 @@ func BenchmarkStep(b *testing.B) {
 		}
 		defer feed.Close()
 		params, dropout := nn.Parameters(task.Model), tensor.NewGenerator(1)
+		opt := task.Optimizer(params)
 		step := func() (err error) {
 			batch, err := feed.Next(ctx)
 			if err != nil {
@@ -59,14 +60,14 @@ func BenchmarkStep(b *testing.B) {
 			c := nn.Training(ctx, nn.WithGenerator(dropout))
 			defer c.Close()
 			defer c.Recover(&err)
-			task.Optimizer.ZeroGrad()
+			opt.ZeroGrad()
 			loss := task.Loss(c, model, batch)
 			loss.Item()
 			if err := loss.Backward(ctx); err != nil {
 				return err
 			}
 			_, scale := optim.ClipGradNorm(params, 1)
-			task.Optimizer.Step(scale)
+			opt.Step(scale)
 			return nil
 		}
 		b.ResetTimer()

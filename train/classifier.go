@@ -146,7 +146,7 @@ func (m *Classifier) String() string {
 // Logits runs a model, which may be m.Model in a wrapper, on a batch:
 // [n, classes].
 func (m *Classifier) Logits(c *nn.Ctx, model nn.Module, b vision.Batch) *tensor.Tensor {
-	x := tensor.FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width)
+	x := tensor.On(c.Device()).FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width)
 	if m.Config.ModelType == visionMLP {
 		x = x.Reshape(b.N, -1)
 	}
@@ -194,10 +194,11 @@ type tally struct {
 	confusion   []int64 // [true class, predicted class]; nil where there are too many
 }
 
-// score classifies images from..to-1 of a set, a batch at a time. The workers are
+// score classifies images from..to-1 of a set by a model, which may be m.Model in a
+// wrapper, a batch at a time. The workers are
 // goroutines that read images. With skip, score leaves out images that cannot be
 // read.
-func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
+func (m *Classifier) score(ctx context.Context, model nn.Module, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
 	if n := len(m.Config.Classes); n <= maxConfusion {
 		t.confusion = make([]int64, n*n)
 	}
@@ -237,7 +238,7 @@ func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch
 		if err != nil {
 			return t, err
 		}
-		if err := m.count(ctx, &t, b, opts); err != nil {
+		if err := m.count(ctx, model, &t, b, opts); err != nil {
 			return t, err
 		}
 		b.Release()
@@ -246,7 +247,7 @@ func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch
 }
 
 // count classifies a batch.
-func (m *Classifier) count(ctx context.Context, t *tally, b vision.Batch, opts []nn.CtxOption) (err error) {
+func (m *Classifier) count(ctx context.Context, model nn.Module, t *tally, b vision.Batch, opts []nn.CtxOption) (err error) {
 	for _, l := range b.Labels {
 		if l < 0 || int(l) >= len(m.Config.Classes) {
 			return fmt.Errorf("label %d is outside the %d classes that the model knows", l, len(m.Config.Classes))
@@ -255,8 +256,8 @@ func (m *Classifier) count(ctx context.Context, t *tally, b vision.Batch, opts [
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
-	logits := m.Logits(c, m.Model, b).To(tensor.Float32)
-	t.loss += tensor.CrossEntropy(logits, tensor.FromInt64(b.Labels, b.N)).Item() * float64(b.N)
+	logits := m.Logits(c, model, b).To(tensor.Float32)
+	t.loss += tensor.CrossEntropy(logits, tensor.On(c.Device()).FromInt64(b.Labels, b.N)).Item() * float64(b.N)
 	for i, told := range logits.ArgMax(1).Int64s() {
 		label := b.Labels[i]
 		if told == label {

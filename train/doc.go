@@ -15,7 +15,8 @@
 //
 // How the model is spread over the ranks is a parallel.Strategy: what
 // Task.Strategy makes, else the model itself on one rank and DDP on several. The
-// loop does not know which one it has. [Axes] say which ranks take samples of
+// loop does not know which one it has. It is made first, and the optimizer, whose
+// state lies as the parameters do, after it. [Axes] say which ranks take samples of
 // their own.
 //
 // A recipe such as [LM] makes a Task of its settings: it opens the data, builds

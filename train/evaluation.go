@@ -83,7 +83,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	if err := r.model.SyncBuffers(ctx); err != nil {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
-	metrics, err := r.task.Evaluate(ctx)
+	metrics, err := r.task.Evaluate(ctx, r.model)
 	if errors.Is(err, errCut) {
 		r.report.Notice(fmt.Sprintf("step %d: %v, to stop", r.step, err))
 		r.standing.Due = true
@@ -141,7 +141,7 @@ func (r *trainer[B]) ofRank0(ctx context.Context, metrics Metrics) (first Metric
 
 // lowerRates tells the task's plateau of an evaluation.
 func (r *trainer[B]) lowerRates(metric float64) {
-	p := r.task.Plateau
+	p := r.plateau
 	if p == nil {
 		return
 	}
@@ -149,6 +149,6 @@ func (r *trainer[B]) lowerRates(metric float64) {
 		metric = math.NaN() // never better, and an infinite best could not be saved
 	}
 	if p.Step(metric) {
-		r.report.Notice(fmt.Sprintf("step %d: nothing gets better, the learning rate is now %.4g", r.step, r.task.Optimizer.Groups()[0].LR()))
+		r.report.Notice(fmt.Sprintf("step %d: nothing gets better, the learning rate is now %.4g", r.step, r.opt.Groups()[0].LR()))
 	}
 }

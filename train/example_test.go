@@ -44,7 +44,9 @@ func ExampleRun() {
 		line := nn.NewLinear(&nn.Build{}, 1, 1)
 		task := train.Task[[2]*tensor.Tensor]{
 			Name: "line", Model: line, Samples: len(points),
-			Optimizer: optim.NewSGD(nn.Parameters(line), optim.SGDOptions{LR: 0.5}),
+			Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+				return optim.NewSGD(params, optim.SGDOptions{LR: 0.5})
+			},
 			Loss: func(c *nn.Ctx, model any, batch [2]*tensor.Tensor) *tensor.Tensor {
 				return tensor.MSE(c.Call(model.(nn.Module), batch[0]), batch[1])
 			},
@@ -57,8 +59,10 @@ func ExampleRun() {
 				}
 				return data.NewLoader(ctx, data.FromSlice(points), order, collate, data.LoaderConfig{}, from)
 			},
-			Finish: func(context.Context) (train.Ending, error) {
-				fmt.Printf("y = %.2f x + %.2f\n", line.Weight.Data().Item(), line.Bias.Data().Item())
+			Finish: func(context.Context, any) (train.Ending, error) {
+				if group.Rank() == 0 {
+					fmt.Printf("y = %.2f x + %.2f\n", line.Weight.Data().Item(), line.Bias.Data().Item())
+				}
 				return train.Ending{}, nil
 			},
 		}

@@ -12,7 +12,6 @@ import (
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -43,7 +42,7 @@ func TestRunTellsThatItWaitsForData(t *testing.T) {
 			})
 			task := Task[[]float32]{
 				Name: "line", Model: line, Samples: ds.Len(),
-				Optimizer: optim.NewSGD(nn.Parameters(line), optim.SGDOptions{LR: 0.1}),
+				Optimizer: sgd(0.1),
 				Loss: func(c *nn.Ctx, model any, b []float32) *tensor.Tensor {
 					x := tensor.FromFloat32(b, len(b), 1)
 					return tensor.MSE(c.Call(model.(nn.Module), x), x)
@@ -56,7 +55,7 @@ func TestRunTellsThatItWaitsForData(t *testing.T) {
 					keep := func(s []float32) ([]float32, error) { return s, nil }
 					return data.NewLoader(ctx, ds, order, keep, data.LoaderConfig{Workers: 1, OnError: data.SkipSample}, from)
 				},
-				Evaluate: func(context.Context) (Metrics, error) { return Metrics{{Name: "of nothing"}}, nil },
+				Evaluate: func(context.Context, any) (Metrics, error) { return Metrics{{Name: "of nothing"}}, nil },
 			}
 			report := Reporter(Discard)
 			if group.Rank() == 0 {

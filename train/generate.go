@@ -33,6 +33,8 @@ type GenerateOptions struct {
 	// Lengths with the prompt's tokens; 0: no limit.
 	maxLength, minLength int
 	minTokens            int // to draw before EOS
+
+	pass []nn.CtxOption // of each pass
 }
 
 // ends reports whether a token ends a text.
@@ -79,7 +81,7 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 			ids = ids[len(ids)-max(1, m.Context()/2):]
 			cache.Reset()
 		}
-		logits, err := nextLogits(ctx, m, cache, ids[cache.Len():])
+		logits, err := nextLogits(ctx, m, ids[cache.Len():], append(o.pass, nn.WithKVCache(cache))...)
 		if err != nil {
 			return fmt.Errorf("generate: %w", err)
 		}
@@ -136,11 +138,11 @@ func beginning(m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, bos [
 
 // nextLogits returns the logits of the token after ids. ids follow the tokens that
 // the cache has seen.
-func nextLogits(ctx context.Context, m models.CausalLM, cache *nn.KVCache, ids []int64) (logits []float32, err error) {
-	c := nn.Evaluation(ctx, nn.WithKVCache(cache))
+func nextLogits(ctx context.Context, m models.CausalLM, ids []int64, opts ...nn.CtxOption) (logits []float32, err error) {
+	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
-	out := c.Call(m, tensor.FromInt64(ids, 1, len(ids)))
+	out := c.Call(m, tensor.On(c.Device()).FromInt64(ids, 1, len(ids)))
 	return out.Select(0, 0).Select(0, len(ids)-1).Float32s(), nil
 }
 
@@ -200,6 +202,14 @@ func draw(logits []float32, o GenerateOptions, g *tensor.Generator) int64 {
 	return order[len(order)-1]
 }
 
+// spreadLM is a language model whose passes a strategy runs.
+type spreadLM struct {
+	models.CausalLM
+	spread nn.Module
+}
+
+func (m spreadLM) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return c.Call(m.spread, x) }
+
 // checkSample reports what would prevent the model from writing its sample at the
 // end of the run.
 func (c LMConfig) checkSample(m models.CausalLM, tok *tokenizer.Tokenizer, files map[string][]byte) error {
@@ -214,18 +224,18 @@ func (c LMConfig) checkSample(m models.CausalLM, tok *tokenizer.Tokenizer, files
 }
 
 // sample returns what the model makes of the recipe's prompt.
-func (r *lmRun) sample(ctx context.Context) (string, error) {
+func (r *lmRun) sample(ctx context.Context, model any) (string, error) {
 	if r.cfg.SampleTokens == 0 {
 		return "", nil
 	}
 	text := []byte(r.cfg.Prompt)
-	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed}
+	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed, pass: []nn.CtxOption{onDeviceOf(model)}}
 	said, err := parseGeneration(r.companions)
 	if err != nil {
 		return "", err
 	}
 	o.Fill(said, func(name string) bool { return name == "max_new_tokens" })
-	err = Generate(ctx, r.model(), r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
+	err = Generate(ctx, spreadLM{r.base, model.(nn.Module)}, r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
 		text = append(text, piece...)
 		return nil
 	})

@@ -38,12 +38,13 @@ func TestLateDevice(t *testing.T) {
 		f.set = func(_ int, task *Task[points], o *Options) {
 			b := &nn.Build{Generator: tensor.NewGenerator(3), Device: dev}
 			m := &line{nn.NewLinear(b, 1, 8), nn.NewLinear(b, 8, 1)}
-			params := nn.Parameters(m)
-			task.Model, task.Optimizer = m, optim.NewAdamW(params, optim.AdamWOptions{LR: 0.02})
+			task.Model = m
 			task.Schedule = optim.WarmupCosine(3, 12, 0.1)
-			if dev == late {
-				opt.Optimizer = task.Optimizer
-				task.Optimizer = opt
+			if build := task.Optimizer; dev == late {
+				task.Optimizer = func(params []*nn.Parameter) optim.Optimizer {
+					opt.Optimizer = build(params)
+					return opt
+				}
 			}
 			o.Accumulate, o.Batch, o.Clip, o.SaveEvery, o.EvalEvery = 2, 48, 0.5, 0, 0
 			passes := 0
@@ -92,7 +93,7 @@ func TestFaultOfALateDevice(t *testing.T) {
 	f := newFitting(t)
 	f.set = func(_ int, task *Task[points], o *Options) {
 		m := nn.NewEmbedding(&nn.Build{Device: late}, 5, 1)
-		task.Model, task.Optimizer = m, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1})
+		task.Model, task.Optimizer = m, sgd(0.1)
 		o.SaveEvery = 1
 		steps := int64(0)
 		task.Loss = func(c *nn.Ctx, model any, _ points) *tensor.Tensor {
@@ -140,8 +141,12 @@ func TestFaultOfOneLateRank(t *testing.T) {
 			f.set = func(rank int, task *Task[points], o *Options) {
 				late := lates[rank]
 				m := nn.NewEmbedding(&nn.Build{Generator: tensor.NewGenerator(3), Device: late}, 5, 1)
-				opt := &badStep{Optimizer: optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1})}
-				task.Model, task.Optimizer = m, opt
+				opt := &badStep{}
+				task.Model = m
+				task.Optimizer = func(params []*nn.Parameter) optim.Optimizer {
+					opt.Optimizer = sgd(0.1)(params)
+					return opt
+				}
 				o.SaveEvery = 1
 				bad := tensor.On(late).FromInt64([]int64{1, 7})
 				if rank == 1 && when != "forward" {

@@ -46,14 +46,6 @@ type lmRun struct {
 	companions map[string][]byte // its files beside the weights
 }
 
-// model is what is trained.
-func (r *lmRun) model() models.CausalLM {
-	if r.lora != nil {
-		return models.WithLoRA(r.base, r.lora)
-	}
-	return r.base
-}
-
 // LM trains a language model on text on all ranks of a group. Each rank calls LM with
 // the same configuration. given has the settings that the user gave: the source of
 // each value ("flag", or a file's line) by the name of its flag. If the run resumes,
@@ -126,10 +118,10 @@ func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
 // task is what there is to know about training a GPT on text.
 func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 	t := Task[data.TokenBatch]{
-		Name: "lm", About: r.about(), Model: r.base, Axes: r.axes, Optimizer: r.opt, Around: r.around,
+		Name: "lm", About: r.about(), Model: r.base, Axes: r.axes, Optimizer: r.optimizer, Around: r.around,
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
-			inputs, targets := tensorsOf(batch)
+			inputs, targets := tensorsOf(c, batch)
 			return tensor.CrossEntropy(c.Call(model.(nn.Module), inputs), targets)
 		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[data.TokenBatch], error) {
@@ -269,7 +261,7 @@ func promptFor(source string, text *data.Text) (string, error) {
 	return line, nil
 }
 
-// buildModel makes the model and the optimizer.
+// buildModel makes the model.
 func (r *lmRun) buildModel(saved *SavedRun) error {
 	if r.cfg.InitFrom == "" {
 		if saved != nil {
@@ -281,18 +273,21 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 		}
 		r.base = r.cfg.newModel(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, r.tokenizer)
 	}
-	trained := any(r.base)
 	if r.cfg.LoRA > 0 {
 		if err := r.adapt(); err != nil {
 			return err
 		}
-		trained = r.lora
 	}
 	if r.cfg.Recompute {
 		r.around = append(r.around, nn.Recompute(r.base.IsBlock))
 	}
-	r.opt = adamW(nn.Parameters(trained), optim.AdamWOptions{LR: r.cfg.LR, Beta2: r.cfg.Beta2, WeightDecay: r.cfg.WeightDecay})
 	return nil
+}
+
+// optimizer makes the optimizer of the model's parameters.
+func (r *lmRun) optimizer(params []*nn.Parameter) optim.Optimizer {
+	r.opt = adamW(params, optim.AdamWOptions{LR: r.cfg.LR, Beta2: r.cfg.Beta2, WeightDecay: r.cfg.WeightDecay})
+	return r.opt
 }
 
 // feed starts making batches, from where the saved run was.
@@ -315,21 +310,23 @@ func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState
 	return loader, nil
 }
 
-// tensorsOf returns a batch as a model takes it, both [rows, length].
-func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
-	return tensor.FromInt64(batch.Inputs, batch.Rows, batch.Length), tensor.FromInt64(batch.Targets, batch.Rows, batch.Length)
+// tensorsOf returns a batch as a model takes it on the device of a pass, both
+// [rows, length].
+func tensorsOf(c *nn.Ctx, batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
+	on := tensor.On(c.Device())
+	return on.FromInt64(batch.Inputs, batch.Rows, batch.Length), on.FromInt64(batch.Targets, batch.Rows, batch.Length)
 }
 
 // evaluate computes the bits per byte of the validation text, of which every
 // rank takes a share.
-func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
+func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	nats, cut := 0.0, 0.0
 	for batch := range r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch) {
 		if phaseOf(ctx).stopping() {
 			cut = 1
 			break
 		}
-		loss, err := score(ctx, r.model(), batch, r.cfg.autocast())
+		loss, err := score(ctx, model.(nn.Module), batch, r.cfg.autocast(), onDeviceOf(model))
 		if err != nil {
 			return nil, err
 		}
@@ -348,8 +345,11 @@ func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
 }
 
 // finish has the model write something.
-func (r *lmRun) finish(ctx context.Context) (Ending, error) {
-	text, err := r.sample(ctx)
+func (r *lmRun) finish(ctx context.Context, model any) (Ending, error) {
+	if r.axes.World.Rank() != 0 {
+		return Ending{}, nil
+	}
+	text, err := r.sample(ctx, model)
 	if err != nil {
 		return Ending{}, err
 	}

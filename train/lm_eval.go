@@ -219,7 +219,7 @@ func score(ctx context.Context, m nn.Module, batch data.TokenBatch, opts ...nn.C
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
-	inputs, targets := tensorsOf(batch)
+	inputs, targets := tensorsOf(c, batch)
 	loss := tensor.CrossEntropy(c.Call(m, inputs), targets)
 	return loss.Item() * float64(batch.Rows*batch.Length), nil
 }

@@ -111,7 +111,7 @@ type share struct {
 // gradients does the passes of one step of this rank: forward and backward, of
 // which the last averages the gradients of all of them over the ranks.
 func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
-	r.task.Optimizer.ZeroGrad()
+	r.opt.ZeroGrad()
 	r.vote.begin()
 	for i := range r.o.Accumulate {
 		pass := func() error { return r.pass(ctx, i, &mine) }
@@ -193,7 +193,7 @@ func (r *trainer[B]) update(ctx context.Context, mine share) (all share, err err
 		r.skippedInRow = 0
 		return all, nil
 	}
-	r.task.Optimizer.Skipped()
+	r.opt.Skipped()
 	return all, r.skip(nonFinite(r.params, r.step+1, all))
 }
 
@@ -218,10 +218,10 @@ func (r *trainer[B]) move(ctx context.Context, mine share) (norm *tensor.Tensor,
 		return nil, err
 	}
 	if r.task.Schedule != nil {
-		r.task.Schedule.Apply(r.task.Optimizer, r.step)
+		r.task.Schedule.Apply(r.opt, r.step)
 	}
 	r.vote.spoil(scale)
-	r.task.Optimizer.Step(scale)
+	r.opt.Step(scale)
 	for _, dev := range r.devices {
 		if err := tensor.Synchronize(dev); err != nil {
 			return nil, err

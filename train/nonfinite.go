@@ -82,7 +82,7 @@ func nonFinite(params []*nn.Parameter, step int, all share) *NonFiniteError {
 // returns nil if the run goes on, and else the error that ends the run. All ranks
 // decide alike: what they look at is the same.
 func (r *trainer[B]) skip(bad *NonFiniteError) error {
-	advice := fmt.Sprintf("nothing of this step was saved: lower %s (now %v) and run again to go on from the last checkpoint", r.o.name("lr"), r.task.Optimizer.Groups()[0].BaseLR())
+	advice := fmt.Sprintf("nothing of this step was saved: lower %s (now %v) and run again to go on from the last checkpoint", r.o.name("lr"), r.opt.Groups()[0].BaseLR())
 	if r.o.NaN != nanSkip {
 		return r.errorf("%w; %s, or leave such steps out by %s", bad, advice, r.o.name("nan"))
 	}

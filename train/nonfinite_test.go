@@ -188,7 +188,7 @@ func TestSkipNonFinite(t *testing.T) {
 			if r.opt.NumSteps() != cfg.Steps-3 {
 				t.Errorf("rank %d of %d did %d steps", rank, numRanks, r.opt.NumSteps())
 			}
-			a, b := nn.StateDict(runs[0].model), nn.StateDict(r.model)
+			a, b := nn.StateDict(runs[0].base), nn.StateDict(r.base)
 			for i := range a {
 				if !slices.Equal(a[i].Tensor.Float32s(), b[i].Tensor.Float32s()) {
 					t.Errorf("rank %d has another %s than rank 0", rank, a[i].Name)

@@ -45,7 +45,7 @@ func TestFaultsOfPrograms(t *testing.T) {
 		{"other options", func(rank int, _ *Task[points], o *Options) { o.Seed += int64(rank); o.Clip = float64(1 + rank) },
 			"rank 1 sees other data or flags than rank 0 (out RUN): Options.Clip, Options.Seed not the same"},
 		{"no metric", func(_ int, task *Task[points], _ *Options) {
-			task.Evaluate = func(context.Context) (Metrics, error) { return nil, nil }
+			task.Evaluate = func(context.Context, any) (Metrics, error) { return nil, nil }
 		}, "train fit: evaluate after step 3: Task.Evaluate returned no metric"},
 		{"not finite", func(_ int, task *Task[points], _ *Options) {
 			task.Loss = func(c *nn.Ctx, model any, p points) *tensor.Tensor {
@@ -99,7 +99,7 @@ func TestOnlyEvaluationWithoutMetric(t *testing.T) {
 	f := newFitting(t)
 	f.set = func(_ int, task *Task[points], o *Options) {
 		o.EvalEvery = 0
-		task.Evaluate = func(context.Context) (Metrics, error) { return nil, nil }
+		task.Evaluate = func(context.Context, any) (Metrics, error) { return nil, nil }
 	}
 	if _, err := f.run(t, 2); err != nil {
 		t.Fatal(err)

@@ -342,12 +342,13 @@ func (c RecConfig) recommender(b *nn.Build, schema table.Schema, scale table.Sca
 
 // task is what there is to know about training a recommender on a table.
 func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
-	model := r.recommender.Model
 	return Task[table.Batch]{
-		Name: "rec", About: r.about(), Model: model, Axes: r.axes,
-		Optimizer: optim.NewAdagrad(nn.Parameters(model), optim.AdagradOptions{LR: r.cfg.LR, LRDecay: r.cfg.Decay}),
+		Name: "rec", About: r.about(), Model: r.recommender.Model, Axes: r.axes,
+		Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+			return optim.NewAdagrad(params, optim.AdagradOptions{LR: r.cfg.LR, LRDecay: r.cfg.Decay})
+		},
 		Loss: func(c *nn.Ctx, model any, b table.Batch) *tensor.Tensor {
-			return tensor.BCEWithLogits(r.recommender.Logits(c, model.(nn.ModuleN), b), tensor.FromFloat32(b.Labels, b.Rows))
+			return tensor.BCEWithLogits(r.recommender.Logits(c, model.(nn.ModuleN), b), tensor.On(c.Device()).FromFloat32(b.Labels, b.Rows))
 		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[table.Batch], error) {
 			return r.feed(ctx, saved, from)
@@ -394,11 +395,11 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 }
 
 // evaluate scores the validation rows, of which every rank takes a share.
-func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
+func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	n := r.validation.Len()
 	each := (n + r.axes.Data.Size() - 1) / r.axes.Data.Size()
 	from := min(n, r.axes.Data.Rank()*each)
-	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast())
+	own, err := r.recommender.score(ctx, model.(nn.ModuleN), r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast(), onDeviceOf(model))
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
 		err = nil

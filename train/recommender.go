@@ -117,23 +117,29 @@ func OpenRecommender(ck *checkpoint.Checkpoint) (*Recommender, error) {
 
 // Logits runs a model, which may be r.Model in a wrapper, on a batch: [rows].
 func (r *Recommender) Logits(c *nn.Ctx, model nn.ModuleN, b table.Batch) *tensor.Tensor {
+	on := tensor.On(c.Device())
 	if r.Config.ModelType == recMF {
-		return c.CallN(model, tensor.FromInt64(b.IDs[0]), tensor.FromInt64(b.IDs[1]))[0]
+		return c.CallN(model, on.FromInt64(b.IDs[0]), on.FromInt64(b.IDs[1]))[0]
 	}
-	dense := tensor.Zeros(b.Rows, 1) // where there are no numbers
+	dense := on.Zeros(b.Rows, 1) // where there are no numbers
 	if n := len(r.Config.Schema.Numbers); n > 0 {
-		dense = tensor.FromFloat32(b.Numbers, b.Rows, n)
+		dense = on.FromFloat32(b.Numbers, b.Rows, n)
 	}
 	in := []*tensor.Tensor{dense}
-	first := tensor.Arange(tensor.CPU(), b.Rows) // each bag has one id
+	first := tensor.Arange(c.Device(), b.Rows) // each bag has one id
 	for _, ids := range b.IDs {
-		in = append(in, tensor.FromInt64(ids), first)
+		in = append(in, on.FromInt64(ids), first)
 	}
 	return c.CallN(model, in...)[0].Flatten(0, 1)
 }
 
 // Score returns the logits of rows from..to-1 of a part, batch rows at a time.
 func (r *Recommender) Score(ctx context.Context, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
+	return r.score(ctx, r.Model, p, from, to, batch, opts...)
+}
+
+// score is Score by a model that may be r.Model in a wrapper.
+func (r *Recommender) score(ctx context.Context, model nn.ModuleN, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
 	logits := make([]float64, 0, max(0, to-from))
 	rows := make([]table.Row, 0, max(0, min(batch, to-from)))
 	for i := from; i < to; i += batch {
@@ -148,18 +154,18 @@ func (r *Recommender) Score(ctx context.Context, p *table.Part, from, to, batch 
 		if err != nil {
 			return nil, err
 		}
-		if logits, err = r.scoreBatch(ctx, logits, b, opts); err != nil {
+		if logits, err = r.scoreBatch(ctx, model, logits, b, opts); err != nil {
 			return nil, fmt.Errorf("rows %d to %d: %w", i, i+len(rows)-1, err)
 		}
 	}
 	return logits, nil
 }
 
-func (r *Recommender) scoreBatch(ctx context.Context, logits []float64, b table.Batch, opts []nn.CtxOption) (_ []float64, err error) {
+func (r *Recommender) scoreBatch(ctx context.Context, model nn.ModuleN, logits []float64, b table.Batch, opts []nn.CtxOption) (_ []float64, err error) {
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
-	for _, v := range r.Logits(c, r.Model, b).To(tensor.Float32).Float32s() {
+	for _, v := range r.Logits(c, model, b).To(tensor.Float32).Float32s() {
 		logits = append(logits, float64(v))
 	}
 	return logits, nil

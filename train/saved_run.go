@@ -144,16 +144,16 @@ func (r *trainer[B]) load(s *SavedRun) error {
 	if err := s.Checkpoint.LoadTensors(r.weightsFile(), r.weights().All()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
-	if err := s.Checkpoint.LoadTensors(checkpoint.OptimizerFile, r.task.Optimizer.State().All()); err != nil {
+	if err := s.Checkpoint.LoadTensors(checkpoint.OptimizerFile, r.opt.State().All()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
 	r.step, r.standing = s.Progress.Step, s.standing
-	if p := r.task.Plateau; p != nil && s.standing.Plateau != nil {
+	if p := r.plateau; p != nil && s.standing.Plateau != nil {
 		if err := p.SetState(*s.standing.Plateau); err != nil {
 			return r.errorf("resume: %w", err)
 		}
 	}
-	r.task.Optimizer.SetNumSteps(s.Progress.Step)
+	r.opt.SetNumSteps(s.Progress.Step)
 	return nil
 }
 
@@ -173,7 +173,7 @@ func (r *trainer[B]) save(ctx context.Context) error {
 		return err
 	}
 	err = checkpoint.Save(ctx, r.o.Out, r.step, func(w *checkpoint.Writer) error {
-		if err := w.WriteTensors(checkpoint.OptimizerFile, r.task.Optimizer.State().All(), nil); err != nil {
+		if err := w.WriteTensors(checkpoint.OptimizerFile, r.opt.State().All(), nil); err != nil {
 			return err
 		}
 		return r.write(w, progress)
@@ -221,7 +221,7 @@ func (r *trainer[B]) progress() (checkpoint.Progress, error) {
 	if err != nil {
 		return checkpoint.Progress{}, r.errorf("save the loader's state: %w", err)
 	}
-	if p := r.task.Plateau; p != nil {
+	if p := r.plateau; p != nil {
 		plateau := p.State()
 		r.standing.Plateau = &plateau
 	}

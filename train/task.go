@@ -23,13 +23,13 @@ type Task[B any] struct {
 	Name  string // "lm": errors begin with "train lm"
 	About About
 
-	// Model is an nn.Module or nn.ModuleN. Run wraps it in a Strategy for the
-	// passes of training; evaluation calls it as it is.
+	// Model is an nn.Module or nn.ModuleN. Run wraps it in a Strategy. Loss, Evaluate
+	// and Finish get the wrapped model, which is both an nn.Module and an nn.ModuleN
+	// and takes what the model does. Do not call the model itself once Run has it:
+	// its parameters may be shards.
 	Model any
-	// Strategy spreads the model over the ranks; every rank calls it once. nil is
-	// DDP, and the model as it is on one rank. A strategy that shards parameters is
-	// made before the optimizer, whose state has their shapes: make it where the task
-	// is made, return it here, and have Evaluate call it in place of the model.
+	// Strategy spreads the model over the ranks; every rank calls it once, before
+	// Optimizer. nil is DDP, and the model as it is on one rank.
 	Strategy func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error)
 	// Axes say which ranks take samples of their own; by default all do.
 	Axes Axes
@@ -40,18 +40,19 @@ type Task[B any] struct {
 	WeightsFile string
 
 	// Loss runs the model, as it is wrapped, on a batch and returns the mean
-	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y). A
-	// wrapped model is both an nn.Module and an nn.ModuleN; it takes what its
-	// model does.
+	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y).
 	Loss func(c *nn.Ctx, model any, batch B) *tensor.Tensor
 	// Around steps in on the passes of training, such as nn.Recompute.
 	Around []nn.Interceptor
 
-	Optimizer optim.Optimizer // over the parameters of Model that are trained
-	Schedule  optim.Schedule  // nil leaves the learning rates as they are
+	// Optimizer makes the optimizer of those parameters of Model that are trained;
+	// params are all of them. Run calls it once the model is spread over the ranks,
+	// so that the optimizer's state is as large as what this rank holds of a parameter.
+	Optimizer func(params []*nn.Parameter) optim.Optimizer
+	Schedule  optim.Schedule // nil leaves the learning rates as they are
 	// Plateau, in place of a Schedule, lowers the learning rates when the first
 	// metric gets no better; its Mode is "max" where higher is better. nil is none.
-	Plateau *optim.Plateau
+	Plateau *optim.PlateauOptions
 
 	// Feed makes this rank's batches, from where a saved run was or from the
 	// start. A *data.Loader is one. Run closes it.
@@ -60,16 +61,18 @@ type Task[B any] struct {
 	Size    func(batch B) int // of a batch in Unit, for the rate; nil counts nothing
 	Unit    string            // "tokens", "images"
 
-	// Evaluate says how good the model is. Every rank calls it after the same
-	// step, for it may use the group. What rank 0 returns counts; others may
+	// Evaluate says how good the wrapped model is. Every rank calls it after the same
+	// step, for it may use the group. Where parameters are sharded, a pass gathers them,
+	// so all ranks run as many passes. What rank 0 returns counts; others may
 	// return none. The first metric decides which checkpoint is the best. nil is no
 	// evaluation.
-	Evaluate func(ctx context.Context) (Metrics, error)
+	Evaluate func(ctx context.Context, model any) (Metrics, error)
 	// Files writes what a checkpoint needs besides the weights, on rank 0:
 	// config.json, a tokenizer, names of classes.
 	Files func(w *checkpoint.Writer) error
-	// Finish says on rank 0 what the user sees at the end.
-	Finish func(ctx context.Context) (Ending, error)
+	// Finish says what the user sees at the end. Every rank calls it, for it may run
+	// the wrapped model. What rank 0 returns counts; others may return none.
+	Finish func(ctx context.Context, model any) (Ending, error)
 }
 
 // About describes a task to people.

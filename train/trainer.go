@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -25,8 +26,10 @@ type trainer[B any] struct {
 	axes   Axes
 	report Reporter
 
-	params  []*nn.Parameter   // of the optimizer
 	model   parallel.Strategy // the task's model, as it is spread
+	opt     optim.Optimizer   // of the model's parameters as this rank holds them
+	plateau *optim.Plateau    // of opt; nil for none
+	params  []*nn.Parameter   // of the optimizer
 	devices []tensor.Device   // of the parameters; passes make new values on the first
 	feed    Feed[B]
 	order   *orderLog
@@ -137,8 +140,17 @@ func (r *trainer[B]) errorf(format string, args ...any) error {
 
 // prepare spreads the model over the ranks, and takes over what was saved.
 func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
-	nn.Parameters(r.task.Model) // gives them their names
-	for _, g := range r.task.Optimizer.Groups() {
+	params := nn.Parameters(r.task.Model) // gives them their names
+	if r.model, err = r.spread(ctx); err != nil {
+		return err
+	}
+	if r.opt = r.task.Optimizer(params); r.opt == nil {
+		return settled(r.errorf("Task.Optimizer returned nil, want an optimizer of the parameters"))
+	}
+	if p := r.task.Plateau; p != nil {
+		r.plateau = optim.ReduceLROnPlateau(r.opt, *p)
+	}
+	for _, g := range r.opt.Groups() {
 		r.params = append(r.params, g.Params()...)
 	}
 	for _, p := range r.params {
@@ -150,9 +162,6 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		r.devices = []tensor.Device{tensor.CPU()}
 	}
 	r.vote = newVote(r.axes, r.devices[0])
-	if r.model, err = r.spread(ctx); err != nil {
-		return err
-	}
 	if saved != nil {
 		if err := r.load(saved); err != nil {
 			return settled(err)
@@ -247,19 +256,17 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.order.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}
-	if r.axes.World.Rank() == 0 {
-		f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
-		if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
-			f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: BestDir(r.o.Out)}
-		}
-		if r.task.Finish != nil {
-			var err error
-			if f.Ending, err = r.task.Finish(ctx); err != nil {
-				return r.errorf("end of the run: %w", err)
-			}
-		}
-		r.report.Finish(f)
+	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
+	if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
+		f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: BestDir(r.o.Out)}
 	}
+	if r.task.Finish != nil {
+		var err error
+		if f.Ending, err = r.task.Finish(ctx, r.model); err != nil {
+			return r.errorf("end of the run: %w", err)
+		}
+	}
+	r.report.Finish(f)
 	// Nobody leaves before rank 0 has finished, which others would take for a failure.
 	if err := r.axes.World.Barrier(ctx); err != nil {
 		return r.errorf("end of the run: %w", err)

@@ -75,7 +75,9 @@ func (f *fitting) task(g *dist.Group, axes Axes) (Task[points], Options) {
 	m := &line{nn.NewLinear(b, 1, 8), nn.NewLinear(b, 8, 1)}
 	n := f.epoch
 	task := Task[points]{
-		Name: "fit", Model: m, Axes: axes, Optimizer: optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 0.02}),
+		Name: "fit", Model: m, Axes: axes, Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+			return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.02})
+		},
 		Samples: n, Unit: "points", Size: func(p points) int { return p.x.Dim(0) },
 		Loss: func(c *nn.Ctx, model any, p points) *tensor.Tensor {
 			return tensor.MSE(c.Call(model.(nn.Module), p.x), p.y)
@@ -150,17 +152,32 @@ func newFitting(t *testing.T) *fitting {
 	return &fitting{out: filepath.Join(t.TempDir(), "run"), batch: 24, seed: 5, epoch: 100}
 }
 
+// sgd makes optimizers of a learning rate.
+func sgd(lr float64) func(params []*nn.Parameter) optim.Optimizer {
+	return func(params []*nn.Parameter) optim.Optimizer { return optim.NewSGD(params, optim.SGDOptions{LR: lr}) }
+}
+
+// kept returns where the optimizer of a task will be.
+func kept(task *Task[points]) *optim.Optimizer {
+	opt, build := new(optim.Optimizer), task.Optimizer
+	task.Optimizer = func(params []*nn.Parameter) optim.Optimizer {
+		*opt = build(params)
+		return *opt
+	}
+	return opt
+}
+
 // metricsOf makes a task whose evaluations are these, by step.
 func metricsOf(values map[int]float64, higher bool) func(int, *Task[points], *Options) {
 	return func(rank int, task *Task[points], o *Options) {
 		m := task.Model.(*line)
-		opt := task.Optimizer
-		task.Evaluate = func(context.Context) (Metrics, error) {
+		opt := kept(task)
+		task.Evaluate = func(context.Context, any) (Metrics, error) {
 			// Ranks differ: only what rank 0 says counts.
 			if rank == 2 {
 				return nil, nil
 			}
-			v := values[opt.NumSteps()] + float64(rank)*100
+			v := values[(*opt).NumSteps()] + float64(rank)*100
 			return Metrics{{Name: "score", Value: v, Higher: higher}, {Name: "size", Value: float64(nn.NumParams(m))}}, nil
 		}
 	}
@@ -328,12 +345,12 @@ func TestPlateau(t *testing.T) {
 		f.out = out
 		f.set = func(rank int, task *Task[points], o *Options) {
 			scores(rank, task, o)
-			opt := task.Optimizer
-			task.Plateau = optim.ReduceLROnPlateau(opt, optim.PlateauOptions{Factor: 0.5, Patience: 1})
+			opt := kept(task)
+			task.Plateau = &optim.PlateauOptions{Factor: 0.5, Patience: 1}
 			evaluate := task.Evaluate
-			task.Evaluate = func(ctx context.Context) (Metrics, error) {
-				rates[rank] = opt.Groups()[0].LR() // of the steps since the last evaluation
-				return evaluate(ctx)
+			task.Evaluate = func(ctx context.Context, model any) (Metrics, error) {
+				rates[rank] = (*opt).Groups()[0].LR() // of the steps since the last evaluation
+				return evaluate(ctx, model)
 			}
 			o.Steps = steps
 		}
@@ -355,7 +372,7 @@ func TestPlateau(t *testing.T) {
 	}
 	f := newFitting(t)
 	f.set = func(_ int, task *Task[points], _ *Options) {
-		task.Plateau, task.Schedule = optim.ReduceLROnPlateau(task.Optimizer, optim.PlateauOptions{}), optim.StepLR(1, 1)
+		task.Plateau, task.Schedule = &optim.PlateauOptions{}, optim.StepLR(1, 1)
 	}
 	if _, err := f.run(t, 1); err == nil || !strings.Contains(err.Error(), "a Schedule or a Plateau, not both") {
 		t.Errorf("both: %v", err)
@@ -374,9 +391,9 @@ func TestProof(t *testing.T) {
 		last := attempt == 6
 		f.set = func(rank int, task *Task[points], o *Options) {
 			o.Steps, o.SaveEvery = 40, 3
-			loss, opt := task.Loss, task.Optimizer
+			loss, opt := task.Loss, kept(task)
 			task.Loss = func(c *nn.Ctx, model any, p points) *tensor.Tensor {
-				if rank == ranks-1 && opt.NumSteps() == at && !last {
+				if rank == ranks-1 && (*opt).NumSteps() == at && !last {
 					c.Fail(crash)
 				}
 				return loss(c, model, p)
@@ -462,11 +479,11 @@ func TestBuffers(t *testing.T) {
 	f.set = func(rank int, task *Task[points], o *Options) {
 		b := &nn.Build{Generator: tensor.NewGenerator(3)}
 		m := nn.NewSequential(nn.NewLinear(b, 1, 4), nn.NewBatchNorm1d(b, 4, nn.BatchNormOptions{}), nn.NewLinear(b, 4, 1))
-		opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
-		task.Model, task.Optimizer = m, opt
+		task.Model, task.Optimizer = m, sgd(0.01)
+		opt := kept(task)
 		seen[rank] = map[int][]float32{}
-		task.Evaluate = func(context.Context) (Metrics, error) {
-			seen[rank][opt.NumSteps()] = slices.Clone(nn.Buffers(m)[0].Data.Float32s())
+		task.Evaluate = func(context.Context, any) (Metrics, error) {
+			seen[rank][(*opt).NumSteps()] = slices.Clone(nn.Buffers(m)[0].Data.Float32s())
 			return Metrics{{Name: "x"}}, nil
 		}
 	}
@@ -488,7 +505,7 @@ func TestBuffers(t *testing.T) {
 func TestUnevenRanks(t *testing.T) {
 	plain := func(_ int, task *Task[points], o *Options) {
 		m := nn.NewLinear(&nn.Build{Generator: tensor.NewGenerator(3)}, 1, 1)
-		task.Model, task.Optimizer = m, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.3})
+		task.Model, task.Optimizer = m, sgd(0.3)
 		o.Steps, o.Clip = 20, 1
 	}
 	one := newFitting(t)
@@ -529,7 +546,7 @@ func TestErrorOfOneRank(t *testing.T) {
 			}
 		},
 		"evaluation": func(rank int, task *Task[points]) {
-			task.Evaluate = func(context.Context) (Metrics, error) {
+			task.Evaluate = func(context.Context, any) (Metrics, error) {
 				if rank == 1 {
 					return nil, torn
 				}
@@ -540,7 +557,12 @@ func TestErrorOfOneRank(t *testing.T) {
 			task.Files = func(*checkpoint.Writer) error { return torn }
 		},
 		"finish": func(rank int, task *Task[points]) {
-			task.Finish = func(context.Context) (Ending, error) { return Ending{}, torn }
+			task.Finish = func(context.Context, any) (Ending, error) {
+				if rank == 0 {
+					return Ending{}, torn
+				}
+				return Ending{}, nil
+			}
 		},
 		"panic": func(rank int, task *Task[points]) {
 			loss := task.Loss
@@ -597,7 +619,7 @@ func TestModuleN(t *testing.T) {
 	f := newFitting(t)
 	f.set = func(rank int, task *Task[points], o *Options) {
 		m := &pair{nn.NewLinear(&nn.Build{}, 1, 1), nn.NewLinear(&nn.Build{}, 1, 1)}
-		task.Model, task.Optimizer = m, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1})
+		task.Model, task.Optimizer = m, sgd(0.1)
 		task.Schedule = optim.StepLR(30, 0.5)
 		task.Loss = func(c *nn.Ctx, model any, p points) *tensor.Tensor {
 			return tensor.MSE(c.CallN(model.(nn.ModuleN), p.x, p.x)[0], p.y)

@@ -318,11 +318,12 @@ func (r *visionRun) measure(ctx context.Context, c *ClassifierConfig) error {
 
 // task is what there is to know about training a classifier.
 func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
-	model := r.classifier.Model
-	opt := adamW(nn.Parameters(model), optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay})
 	numSteps := r.cfg.steps(r.training.Len())
 	return Task[vision.Batch]{
-		Name: "vision", Model: model, Axes: r.axes, Optimizer: opt,
+		Name: "vision", Model: r.classifier.Model, Axes: r.axes,
+		Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+			return adamW(params, optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay})
+		},
 		About: About{
 			Given: r.settings.Summary(),
 			Model: r.classifier.String(),
@@ -331,7 +332,7 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 		},
 		Schedule: optim.WarmupCosine(int(r.cfg.Warmup*float64(numSteps)), numSteps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, b vision.Batch) *tensor.Tensor {
-			return tensor.CrossEntropy(r.classifier.Logits(c, model.(nn.Module), b), tensor.FromInt64(b.Labels, b.N))
+			return tensor.CrossEntropy(r.classifier.Logits(c, model.(nn.Module), b), tensor.On(c.Device()).FromInt64(b.Labels, b.N))
 		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[vision.Batch], error) {
 			return r.feed(ctx, saved, from)
@@ -422,10 +423,10 @@ func (r *visionRun) tell(text string) {
 }
 
 // evaluate classifies the test images, of which every rank takes a share.
-func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
+func (r *visionRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	n, rank, ranks := r.test.Len(), r.axes.Data.Rank(), r.axes.Data.Size()
 	from, to := n*rank/ranks, n*(rank+1)/ranks
-	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast())
+	own, err := r.classifier.score(ctx, model.(nn.Module), r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast(), onDeviceOf(model))
 	cut := int64(0)
 	if errors.Is(err, errCut) { // the others must hear of it
 		cut, err = 1, nil
@@ -477,7 +478,7 @@ func (r *visionRun) files(w *checkpoint.Writer) error {
 }
 
 // finish says what the classifier gets wrong.
-func (r *visionRun) finish(context.Context) (Ending, error) {
+func (r *visionRun) finish(context.Context, any) (Ending, error) {
 	end := Ending{Next: "eval --from " + argument(r.cfg.Out)}
 	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
 		end.Title, end.Text, end.Key = "the most frequent mistakes", text, "mistakes"

@@ -115,8 +115,10 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 		Name:  "finetune",
 		About: train.About{Model: fmt.Sprintf("LoRA of rank %d beside %s", *rank, *from), Data: fmt.Sprintf("%d pairs to learn, %d to ask", len(learned), len(asked))},
 		Model: lora, Weights: lora.State, WeightsFile: models.AdapterFile,
-		Optimizer: optim.NewAdamW(added, optim.AdamWOptions{LR: *rate, WeightDecay: 0.01}),
-		Schedule:  optim.WarmupCosine(steps/10, steps, 0.05),
+		Optimizer: func([]*nn.Parameter) optim.Optimizer {
+			return optim.NewAdamW(added, optim.AdamWOptions{LR: *rate, WeightDecay: 0.01})
+		},
+		Schedule: optim.WarmupCosine(steps/10, steps, 0.05),
 		Loss: func(c *nn.Ctx, model any, x batch) *tensor.Tensor {
 			return tensor.CrossEntropy(c.Call(model.(nn.Module), x.inputs), x.targets)
 		},
@@ -130,7 +132,9 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 			}
 			return data.NewLoader(ctx, data.FromSlice(learned), order, collate, data.LoaderConfig{}, at)
 		},
-		Evaluate: func(ctx context.Context) (train.Metrics, error) { return exam(ctx, lora, asked) },
+		Evaluate: func(ctx context.Context, model any) (train.Metrics, error) {
+			return exam(ctx, model.(nn.Module), asked)
+		},
 		Files: func(w *checkpoint.Writer) error {
 			base, err := filepath.Abs(*from)
 			if err != nil {
@@ -142,7 +146,10 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 			}
 			return w.WriteFile("adapter_config.json", config)
 		},
-		Finish: func(ctx context.Context) (train.Ending, error) {
+		Finish: func(ctx context.Context, _ any) (train.Ending, error) {
+			if group.Rank() != 0 {
+				return train.Ending{}, nil
+			}
 			var text strings.Builder
 			for _, p := range asked[len(asked)-3:] {
 				text.WriteString(p.question)

@@ -108,8 +108,10 @@ func learn(ctx context.Context, group *dist.Group, report train.Reporter) error 
 			images, labels := tensors(b)
 			return tensor.CrossEntropy(c.Call(model.(nn.Module), images), labels)
 		},
-		Optimizer: optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.02, Momentum: 0.9, WeightDecay: 1e-4}),
-		Schedule:  optim.WarmupCosine(*steps/10, *steps, 0),
+		Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+			return optim.NewSGD(params, optim.SGDOptions{LR: 0.02, Momentum: 0.9, WeightDecay: 1e-4})
+		},
+		Schedule: optim.WarmupCosine(*steps/10, *steps, 0),
 		Feed: func(ctx context.Context, from data.LoaderState) (train.Feed[vision.Batch], error) {
 			order, err := data.NewStream(data.StreamConfig{
 				Len: training.Len(), Total: *batch, Rank: group.Rank(), World: group.Size(), Shuffle: true, Seed: 1,
@@ -121,7 +123,9 @@ func learn(ctx context.Context, group *dist.Group, report train.Reporter) error 
 		},
 		Samples: training.Len(),
 		Size:    func(b vision.Batch) int { return b.N }, Unit: "images",
-		Evaluate: func(ctx context.Context) (train.Metrics, error) { return evaluate(ctx, group, net, middle) },
+		Evaluate: func(ctx context.Context, model any) (train.Metrics, error) {
+			return evaluate(ctx, group, net, model.(nn.Module), middle)
+		},
 	}
 	return train.Run(ctx, group, task, train.Options{
 		Out: *out, Steps: *steps, Batch: *batch, DType: *dtype, EvalEvery: max(1, *steps/4), Keep: 1,
@@ -130,7 +134,7 @@ func learn(ctx context.Context, group *dist.Group, report train.Reporter) error 
 
 // evaluate returns the fraction of the test images that the network classifies right.
 // Each rank tests its share of them, with the running statistics of rank 0.
-func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, test data.Dataset[vision.Sample]) (train.Metrics, error) {
+func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, model nn.Module, test data.Dataset[vision.Sample]) (train.Metrics, error) {
 	for _, b := range nn.Buffers(net) {
 		if err := group.Broadcast(ctx, b.Data, 0); err != nil {
 			return nil, err
@@ -153,7 +157,7 @@ func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, test d
 		}
 		images, labels := tensors(b)
 		c := nn.Evaluation(ctx)
-		numRight += nn.Accuracy(c.Call(net, images), labels) * float64(b.N)
+		numRight += nn.Accuracy(c.Call(model, images), labels) * float64(b.N)
 		c.Close()
 		b.Release()
 		samples = samples[:0]

@@ -57,7 +57,7 @@ func collate(samples []sample) (batch, error) {
 }
 
 // numRight counts the samples for which the model predicts the right spiral.
-func numRight(ctx context.Context, net *Net, samples []sample) (n float64, err error) {
+func numRight(ctx context.Context, net nn.Module, samples []sample) (n float64, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
@@ -83,10 +83,12 @@ func run(ctx context.Context, group *dist.Group, out string, report train.Report
 
 	const batchSize = 120 // all ranks together
 	task := train.Task[batch]{
-		Name:      "spirals",
-		About:     train.About{Model: "three layers", Data: "3000 points to train on, 1000 to validate"},
-		Model:     net,
-		Optimizer: optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01}),
+		Name:  "spirals",
+		About: train.About{Model: "three layers", Data: "3000 points to train on, 1000 to validate"},
+		Model: net,
+		Optimizer: func(params []*nn.Parameter) optim.Optimizer {
+			return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
+		},
 		Loss: func(c *nn.Ctx, model any, b batch) *tensor.Tensor {
 			return tensor.CrossEntropy(c.Call(model.(nn.Module), b.points), b.labels)
 		},
@@ -102,10 +104,10 @@ func run(ctx context.Context, group *dist.Group, out string, report train.Report
 		Samples: training.Len(),
 		Size:    func(b batch) int { return b.labels.NumElems() },
 		Unit:    "points",
-		Evaluate: func(ctx context.Context) (train.Metrics, error) {
+		Evaluate: func(ctx context.Context, model any) (train.Metrics, error) {
 			// Every rank tests its share, and an all-reduce adds the results.
 			n, rank, size := len(validation), group.Rank(), group.Size()
-			right, err := numRight(ctx, net, validation[n*rank/size:n*(rank+1)/size])
+			right, err := numRight(ctx, model.(nn.Module), validation[n*rank/size:n*(rank+1)/size])
 			if err != nil {
 				return nil, err
 			}
