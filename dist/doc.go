@@ -222,7 +222,8 @@
 //     object.go: the operations.
 //   - request.go, operand.go, staging.go, lane.go, work.go: from a method to the backend.
 //   - errors.go, failure.go: errors, whose types are in package fault.
-//   - watchdog.go, skew.go, record.go: what is wrong, and where the ranks are.
+//   - watchdog.go, skew.go, record.go: what is wrong, and where the ranks are; traffic.go: how many
+//     bytes they have given to each other.
 //   - spawn.go, main.go: ranks as goroutines, and main functions for the launcher.
 //
 // In packages of their own: dist/internal/meeting brings Cohort's ranks together,

@@ -97,6 +97,19 @@ type Timekeeper interface {
 	StepEnded()
 }
 
+// Meter is a [Communicator] that counts the data that this rank gives to others.
+type Meter interface {
+	// Sent returns how many bytes of data this rank has given to other ranks so far: what it
+	// has sent, and in shared memory what the others have read of its data and what it has
+	// written into theirs. The heads of frames and all that is no data of the program is not in
+	// it. A number is exact when the calls that it counts have ended on all ranks.
+	Sent() int64
+	// Sends returns how many bytes a collective makes this rank give. It depends on the call
+	// and the group alone. shared says that the data of all ranks lies in memory that other
+	// processes can map.
+	Sends(c *operation.Call, shared bool) (int64, error)
+}
+
 // Progress is how far a rank has come with the collectives of a group at a
 // moment that is the same for all ranks: the end of a step if the program says
 // where its steps end, or else that of a collective.

@@ -69,7 +69,7 @@
 // # Files
 //
 //	shared memory  shm.go (Shm), shm_entry.go, shm_transfer.go, shm_stage.go (staging slots), shm_reduce.go,
-//	               shm_segment.go (layout), shm_slabs.go (mappings), shm_pipe.go (slot rings),
+//	               shm_segment.go (layout), shm_slabs.go (mappings), shm_pipe.go (slot rings), shm_given.go (bytes that ranks give),
 //	               shm_spin.go and shm_futex_*.go (spinning and sleeping), shm_drain.go (lent memory after a failure),
 //	               shm_processes.go and shm_goroutines.go (ranks of the two kinds)
 //	mesh           mesh.go (Mesh), mesh_links.go, mesh_transfer.go, mesh_anysource.go (receive from any rank),

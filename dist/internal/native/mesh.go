@@ -89,6 +89,7 @@ type Mesh struct {
 	lines   []heldLine     // scratch: of the heartbeat
 	watch   watchdog
 	past    history
+	given   atomic.Int64 // bytes of data that this rank has sent over connections
 }
 
 // way is what a connection to or from a peer carries.

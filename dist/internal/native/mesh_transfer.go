@@ -56,6 +56,7 @@ func (m *Mesh) sendPiece(ctx context.Context, c *operation.Call, to int, data []
 	if err := writePiece(m.to[to], c, data); err != nil {
 		return m.broken(ctx, c, to, to, err)
 	}
+	m.given.Add(int64(len(data)))
 	return nil
 }
 
@@ -191,9 +192,32 @@ func (m *Mesh) send(ctx context.Context, c *operation.Call, d collective.Data) e
 		if err := writePiece(conn, c, data[:n]); err != nil {
 			return m.broken(ctx, c, peer, peer, err)
 		}
+		m.given.Add(int64(n))
 		data = data[n:]
 	}
 	return nil
+}
+
+// Sent implements [backend.Meter].
+func (m *Mesh) Sent() int64 {
+	sum := m.given.Load()
+	if m.local != nil {
+		sum += m.local.Sent()
+	}
+	return sum
+}
+
+// Sends implements [backend.Meter]. The plan of the call says it, wherever its data lies.
+func (m *Mesh) Sends(c *operation.Call, _ bool) (int64, error) {
+	p, err := collective.PlanFor(c, m.cfg.Rank, m.cfg.Topology, m.cfg.Options)
+	if err != nil {
+		return 0, err
+	}
+	sum := 0
+	for i := range p.Sends {
+		sum += p.Sends[i].Len() * c.DType.Size()
+	}
+	return int64(sum), nil
 }
 
 // Recv implements [backend.Communicator].

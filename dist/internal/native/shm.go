@@ -55,6 +55,7 @@ type Shm struct {
 	running  shmCall // the collective under way
 	past     history
 	scratch  scratch
+	given    atomic.Int64 // bytes of data that this rank has written for others
 }
 
 // space is how ranks reach each other's data.

@@ -247,6 +247,13 @@ func (p *play) run(ranks []*Shm, seq uint64) error {
 	for r := range ranks {
 		before[r] = bytes.Clone(p.in[r])
 	}
+	sent, mixed := make([]int64, len(ranks)), false
+	for r, s := range ranks {
+		sent[r] = s.Sent()
+		if _, ok := s.space.(stingy); ok { // nobody can say beforehand how a reduction is cut
+			mixed = p.calls[r].Op == operation.AllReduce || p.calls[r].Op == operation.Reduce
+		}
+	}
 	errs := together(ranks, func(r int) (operation.Call, collective.Data, collective.Data) {
 		c := p.calls[r]
 		c.Seq = seq
@@ -258,6 +265,13 @@ func (p *play) run(ranks []*Shm, seq uint64) error {
 	for r := range ranks {
 		if !bytes.Equal(p.out[r], p.want[r]) {
 			return fmt.Errorf("rank %d of %d: the result of %v is wrong", r, len(ranks), p.calls[r])
+		}
+		want, err := ranks[r].Sends(&p.calls[r], false)
+		if err != nil {
+			return err
+		}
+		if got := ranks[r].Sent() - sent[r]; got != want && !mixed {
+			return fmt.Errorf("rank %d of %d: %v gave %d bytes, predicted were %d", r, len(ranks), p.calls[r], got, want)
 		}
 		same := len(p.in[r]) > 0 && len(p.out[r]) > 0 && &p.in[r][0] == &p.out[r][0]
 		if !same && !bytes.Equal(p.in[r], before[r]) {

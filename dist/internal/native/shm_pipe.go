@@ -139,6 +139,7 @@ func (s *Shm) sendPiece(ctx context.Context, c *operation.Call, to int, data []b
 	rec.fill(c)
 	rec.seq = c.Seq
 	rec.size = uint64(copy(p.block.slots[slot][:], data))
+	s.gave(len(data))
 	sending()
 	p.count++
 	raise(s.park, &p.block.sent, p.count)
@@ -222,9 +223,11 @@ func (s *Shm) send(ctx context.Context, c *operation.Call, data *collective.Data
 		rec.fill(c)
 		rec.seq = c.Seq
 		if direct {
+			s.gave(len(left))
 			rec.ways, rec.in, rec.size, left = inLent, at, 0, nil
 		} else {
 			n := copy(p.block.slots[slot][:], left)
+			s.gave(n)
 			rec.size, left = uint64(n), left[n:]
 		}
 		p.count++

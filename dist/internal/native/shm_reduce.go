@@ -51,6 +51,7 @@ func (m *shmCall) reduceScatter() error {
 	}
 	if take == 0 {
 		m.merge(m.into(m.out), srcs, collective.Range{Hi: len(m.out)})
+		m.tookOfAll(len(m.out))
 	}
 	if err := m.pass(m.putRounds(), take); err != nil {
 		return err
@@ -73,7 +74,15 @@ func (m *shmCall) reduceRound(k int) error {
 		}
 	}
 	m.red.AllTo(m.into(m.out[at.Lo:at.Hi]), srcs)
+	m.tookOfAll(at.Len())
 	return nil
+}
+
+// tookOfAll counts bytes that this rank has read of every rank's data.
+func (m *shmCall) tookOfAll(numBytes int) {
+	for r := range m.s.n {
+		m.s.took(r, numBytes)
+	}
 }
 
 // reduce serves an all-reduce, and a reduction to the root, whose sources have
@@ -105,6 +114,7 @@ func (m *shmCall) reduceBeside() error {
 			return err
 		}
 		copy(m.out, result)
+		s.took(0, len(result))
 		return nil
 	}
 	srcs := s.scratch.srcs
@@ -112,6 +122,7 @@ func (m *shmCall) reduceBeside() error {
 		srcs[r] = s.seg.beside(r, c.Seq)[:len(m.in)]
 	}
 	m.red.AllTo(m.into(m.out), srcs)
+	m.tookOfAll(len(m.out))
 	if forAll {
 		copy(result, m.out)
 		s.post(c, readyFlag, 1)
@@ -149,6 +160,12 @@ func (m *shmCall) reduceInPlace() error {
 		}
 	}
 	m.merge(dsts, srcs, share)
+	m.tookOfAll(share.Len())
+	for r := range m.s.n {
+		if r != m.me && gets(m.c, r) {
+			m.s.gave(share.Len())
+		}
+	}
 	m.s.post(m.c, overFlag, 1)
 	return m.s.awaitAll(m.ctx, m.c, overFlag, 1)
 }
@@ -198,6 +215,7 @@ func (m *shmCall) reduceStaged() error {
 				dsts = append(dsts, m.out[at.Lo:at.Hi])
 			}
 			m.merge(dsts, srcs, mine)
+			m.tookOfAll(mine.Len())
 			s.post(c, reducedFlag, uint32(k+1))
 		}
 		if k := i - 2; k >= 0 && takes { // C
@@ -209,6 +227,7 @@ func (m *shmCall) reduceStaged() error {
 				r := s.after(j)
 				theirs := m.share(at.Len(), r)
 				copy(m.out[at.Lo+theirs.Lo:at.Lo+theirs.Hi], s.seg.slot(r, c.Seq, k, unit)[theirs.Lo:theirs.Hi])
+				s.took(r, theirs.Len())
 			}
 			s.post(c, doneFlag, uint32(k+1))
 		}

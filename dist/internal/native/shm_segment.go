@@ -158,8 +158,10 @@ func eagerSize(numRanks int) int {
 func blockSize(numRanks int) int { return int(unsafe.Sizeof(block{})) + 2*eagerSize(numRanks) }
 
 // tableSize returns the bytes of a rank's table: for either of two calls the
-// bounds of its parts.
-func tableSize(numRanks int) int { return (2*(numRanks+1)*8 + pageSize - 1) &^ (pageSize - 1) }
+// bounds of its parts, and how many bytes it has read of each rank's data.
+func tableSize(numRanks int) int {
+	return ((2*(numRanks+1)+numRanks)*8 + pageSize - 1) &^ (pageSize - 1)
+}
 
 // controlSize returns the bytes of a control segment without slots and tables.
 func controlSize(numRanks int) int {

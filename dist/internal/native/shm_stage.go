@@ -175,6 +175,7 @@ func (m *shmCall) takeRound(k int) error {
 			return err
 		}
 		copy(m.out[dst.Lo+at.Lo:dst.Lo+at.Hi], data)
+		m.s.took(p, len(data))
 	}
 	return nil
 }

@@ -297,6 +297,7 @@ func (m *shmCall) exchange() error {
 				return err
 			case here:
 				copy(m.out[dst.Lo:dst.Hi], data)
+				m.s.took(p, len(data))
 			case !pushed:
 				take = max(take, numRounds(dst.Len(), m.unit(p)))
 			}
@@ -335,6 +336,7 @@ func (m *shmCall) push() error {
 			return err
 		}
 		copy(out, m.in)
+		m.s.gave(len(out))
 	}
 	return nil
 }
