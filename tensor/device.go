@@ -42,6 +42,17 @@ func SetNumThreads(n int) error {
 	return nil
 }
 
+// MemoryInUse returns how many bytes the tensors of this process hold on the CPU now, and the
+// most that they have held at once since [ResetMemoryPeak]. Shared tensors count too. The
+// memory that Cohort keeps for later tensors does not.
+func MemoryInUse() (now, peak int64) {
+	s := theCPU().MemoryStats()
+	return s.InUse, s.Peak
+}
+
+// ResetMemoryPeak makes the peak of [MemoryInUse] count from now on.
+func ResetMemoryPeak() { theCPU().ResetMemoryPeak() }
+
 // ToDevice returns the values on another device, t itself if they are there.
 // The result is under the tape of t; the gradient goes back to the device of t.
 // Values from the CPU are copied when the device comes to it; a copy to the CPU

@@ -267,3 +267,26 @@ func TestPinnedMemory(t *testing.T) {
 		}
 	}
 }
+
+// What tensors hold is counted, and the most that they have held, in memory of both kinds.
+func TestMemoryInUse(t *testing.T) {
+	c := cpu.New(1)
+	private, shared := c.Alloc(1000, false), c.Alloc(10_000, true)
+	if s := c.MemoryStats(); s.InUse != 1024+10_000 || s.Peak != s.InUse {
+		t.Errorf("a block of 1000 bytes and a slab of 10000 count as %+v", s)
+	}
+	c.Free(shared)
+	c.ResetMemoryPeak()
+	c.Free(private)
+	c.Free(c.Alloc(64, true))
+	if s := c.MemoryStats(); s.InUse != 0 || s.Peak != 1024 {
+		t.Errorf("after a block of 1000 bytes, %+v", s)
+	}
+
+	big := New(CPU(), Float32, 1<<20)
+	ResetMemoryPeak()
+	if now, peak := MemoryInUse(); now < 4<<20 || peak < 4<<20 {
+		t.Errorf("with a tensor of 4 MiB %d bytes are in use, %d at most", now, peak)
+	}
+	runtime.KeepAlive(big)
+}

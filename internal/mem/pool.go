@@ -59,8 +59,8 @@ func (b *Block) Bytes() []byte { return unsafe.Slice((*byte)(b.ptr), b.size) }
 
 // Stats is what a pool holds, in bytes.
 type Stats struct {
-	InUse    int64 // handed out now
-	Peak     int64 // the most that InUse has been
+	InUse    int64 // handed out now, or counted by Count
+	Peak     int64 // the most that InUse has been since ResetPeak
 	Reserved int64 // taken from the system
 	// NumRegions is how often memory was taken from the system.
 	NumRegions int64
@@ -141,6 +141,22 @@ func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stats
+}
+
+// Count adds to InUse what the holder of the pool has besides its blocks, such as slabs. It
+// takes it off when numBytes is negative.
+func (p *Pool) Count(numBytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.InUse += int64(numBytes)
+	p.stats.Peak = max(p.stats.Peak, p.stats.InUse)
+}
+
+// ResetPeak makes Peak count from now on.
+func (p *Pool) ResetPeak() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.Peak = p.stats.InUse
 }
 
 func (p *Pool) grow(a *arena, size int) *Block {

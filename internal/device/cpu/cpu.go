@@ -45,8 +45,11 @@ func (*CPU) Name() string { return "cpu" }
 // NumThreads returns how many threads compute.
 func (c *CPU) NumThreads() int { return c.threads.NumThreads() }
 
-// MemoryStats returns what the memory pool holds. Slabs are not in it.
+// MemoryStats returns what the memory pool holds. InUse and Peak count slabs too.
 func (c *CPU) MemoryStats() mem.Stats { return c.memory.Stats() }
+
+// ResetMemoryPeak makes the peak of MemoryStats count from now on.
+func (c *CPU) ResetMemoryPeak() { c.memory.ResetPeak() }
 
 // Alloc returns memory; see device.Device.
 func (c *CPU) Alloc(size int, shared bool) device.Memory {
@@ -55,6 +58,7 @@ func (c *CPU) Alloc(size int, shared bool) device.Memory {
 		if err != nil {
 			panic(err)
 		}
+		c.memory.Count(size)
 		return device.Memory{Ptr: slab.Pointer(), Size: size, Handle: slab}
 	}
 	b := c.memory.Get(size)
@@ -65,6 +69,7 @@ func (c *CPU) Alloc(size int, shared bool) device.Memory {
 func (c *CPU) Free(m device.Memory) {
 	switch h := m.Handle.(type) {
 	case *mem.Slab:
+		c.memory.Count(-m.Size)
 		// The only failure is a descriptor closed by somebody else.
 		_ = h.Close()
 	case *mem.Block:
