@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// draw is a model, and a way to split its training among ranks.
+type draw struct {
+	Seed         uint64 // of the model's first values and the batches
+	Model        modelDraw
+	Float64      bool `json:",omitempty"`
+	Strategy     string
+	Replicate    int
+	Shard        int
+	Microbatches int
+	EveryPass    bool `json:",omitempty"` // reduces the gradients of each microbatch, not those of the last one
+	Clip         bool `json:",omitempty"`
+	Optimizer    string
+	Recompute    bool `json:",omitempty"`
+}
+
+// drawSplit draws one way among those of the strategies.
+func drawSplit(seed uint64, strategies []string) draw {
+	r := rand.New(rand.NewPCG(seed, 17))
+	d := draw{
+		Seed: seed, Float64: chance(r, 0.3), Strategy: pick(r, strategies...), Microbatches: pick(r, 1, 3),
+		EveryPass: chance(r, 0.3), Clip: chance(r, 0.5), Optimizer: pick(r, "sgd", "momentum", "adamw"), Recompute: chance(r, 0.3),
+	}
+	split := pick(r, factorisations(8)...)
+	d.Replicate, d.Shard = split[0], split[1]
+	if d.Strategy == "ddp" {
+		d.Replicate, d.Shard = d.Replicate*d.Shard, 1
+	}
+	if d.Float64 {
+		d.Optimizer = "sgd" // the optimizers of package optim take float32
+	}
+	d.Model = drawModel(r, d.Optimizer != "adamw" && !d.Float64) // gradients by rows are float32
+	return d
+}
+
+// factorisations returns the pairs whose product is at most n.
+func factorisations(n int) [][2]int {
+	var out [][2]int
+	for a := 1; a <= n; a++ {
+		for b := 1; a*b <= n; b++ {
+			out = append(out, [2]int{a, b})
+		}
+	}
+	return out
+}
+
+func (d draw) ranks() int { return d.Replicate * d.Shard }
+
+// String is what the flag -draw takes.
+func (d draw) String() string {
+	text, err := json.Marshal(d)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// simpler returns draws that have one thing less each.
+func (d draw) simpler() []draw {
+	var out []draw
+	add := func(change func(d *draw)) {
+		e := d
+		e.Model.Blocks, e.Model.Order, e.Model.Frozen = slices.Clone(d.Model.Blocks), slices.Clone(d.Model.Order), slices.Clone(d.Model.Frozen)
+		change(&e)
+		if e.String() != d.String() {
+			out = append(out, e)
+		}
+	}
+	add(func(d *draw) { d.Model.Order = nil; d.Model.Blocks = d.Model.Blocks[:1] })
+	add(func(d *draw) { d.Microbatches, d.EveryPass = 1, false })
+	add(func(d *draw) { d.Replicate = 1 })
+	add(func(d *draw) { d.Shard = 1 })
+	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
+	add(func(d *draw) { d.Shard = min(d.Shard, 2) })
+	add(func(d *draw) { d.Clip = false })
+	add(func(d *draw) { d.Recompute = false })
+	add(func(d *draw) { d.EveryPass = false })
+	add(func(d *draw) { d.Optimizer = "sgd" })
+	add(func(d *draw) { d.Model.Frozen = nil })
+	add(func(d *draw) { d.Model.Tied = false })
+	add(func(d *draw) { d.Model.Sparse = false })
+	add(func(d *draw) { d.Model.Shared = false })
+	add(func(d *draw) { d.Model.Orphan = 0 })
+	add(func(d *draw) { d.Model.Vocabulary = 7 })
+	add(func(d *draw) { d.Model.Width = 5 })
+	for i := range d.Model.Frozen {
+		add(func(d *draw) { d.Model.Frozen = slices.Delete(d.Model.Frozen, i, i+1) })
+	}
+	for i := range d.Model.Order {
+		add(func(d *draw) { d.Model.Order = slices.Delete(d.Model.Order, i, i+1) })
+	}
+	for i := range d.Model.Blocks {
+		add(func(d *draw) { d.Model.Blocks[i].Attention = false })
+		add(func(d *draw) { d.Model.Blocks[i].Branch = false })
+		add(func(d *draw) { d.Model.Blocks[i].Stats = false })
+		add(func(d *draw) { d.Model.Blocks[i].Norm = false })
+		add(func(d *draw) { d.Model.Blocks[i].Hidden = 1 })
+	}
+	return out
+}
+
+// numSteps is how long a draw trains.
+const numSteps = 3
+
+// outcome is what training gives, by names. Of a rank, tensors are its own parts.
+type outcome struct {
+	losses, norms []float64 // of each step
+	grads         map[string]part
+	state         map[string]part // after the last step
+}
+
+// part is a tensor's elements.
+type part struct {
+	shape    []int
+	elements []float64
+}
+
+func partOf(t *tensor.Tensor) part { return part{slices.Clone(t.Shape()), elements(t)} }
+
+// trainer trains one rank's model: all of it, or what a strategy leaves it.
+type trainer struct {
+	draw     draw
+	model    *lawModel
+	strategy Strategy
+	ranks    int
+	opt      optim.Optimizer // nil for float64, which is stepped by hand
+	around   []nn.Interceptor
+	out      outcome
+}
+
+func (d draw) newTrainer(wrap func(m *lawModel) (Strategy, error)) (*trainer, error) {
+	dtype := tensor.Float32
+	if d.Float64 {
+		dtype = tensor.Float64
+	}
+	t := &trainer{draw: d, model: d.Model.build(int64(d.Seed), dtype), ranks: 1}
+	var err error
+	if t.strategy, err = wrap(t.model); err != nil {
+		return nil, err
+	}
+	params := nn.Parameters(t.model)
+	switch {
+	case d.Float64:
+	case d.Optimizer == "adamw":
+		t.opt = optim.NewAdamW(params, optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01, Eps: 1e-5})
+	case d.Optimizer == "momentum":
+		t.opt = optim.NewSGD(params, optim.SGDOptions{LR: 0.02, Momentum: 0.9})
+	default:
+		t.opt = optim.NewSGD(params, optim.SGDOptions{LR: 0.02})
+	}
+	return t, nil
+}
+
+// alone trains the model of a draw on one rank, with the batches of all ranks. It
+// makes one step more than the ranks, whose state after them is not kept.
+func (d draw) alone(ctx context.Context) (outcome, error) {
+	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return NewSingle(m) })
+	if err != nil {
+		return outcome{}, err
+	}
+	r := rand.New(rand.NewPCG(d.Seed, 18))
+	for i := range numSteps + 1 {
+		if i == numSteps {
+			t.keepState()
+		}
+		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
+		if !d.Model.branches() {
+			for i, ranks := range batches {
+				batches[i] = []lawBatch{join(ranks)}
+			}
+		}
+		if err := t.step(ctx, batches, countValid(batches)); err != nil {
+			return outcome{}, err
+		}
+	}
+	return t.out, nil
+}
+
+// onRank trains the part of one rank. from is nil, or the state with which the last
+// step begins, which is the only one then.
+func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part) (outcome, error) {
+	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return d.wrap(ctx, g, m) })
+	if err != nil {
+		return outcome{}, err
+	}
+	t.ranks = g.Size()
+	if d.Recompute {
+		t.around = append(t.around, nn.Recompute(func(m any) bool { _, is := m.(*lawBlock); return is }))
+	}
+	first, last := 0, numSteps
+	if from != nil {
+		first, last = numSteps, numSteps+1
+		if err := d.load(t.strategy.StateDict(), t.model, g.Rank(), from); err != nil {
+			return outcome{}, err
+		}
+	}
+	r := rand.New(rand.NewPCG(d.Seed, 18))
+	for i := range last {
+		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
+		if i < first {
+			continue
+		}
+		valid := countValid(batches)
+		for i, ranks := range batches {
+			batches[i] = ranks[g.Rank() : g.Rank()+1]
+		}
+		if err := t.step(ctx, batches, valid); err != nil {
+			return outcome{}, err
+		}
+	}
+	t.keepState()
+	return t.out, nil
+}
+
+// load gives a rank's parts of a model the values of a whole state.
+func (d draw) load(into nn.NamedTensors, m *lawModel, rank int, from map[string]part) error {
+	sharded := make(map[string]bool)
+	for _, p := range nn.Parameters(m) {
+		sharded[p.Name()] = d.Strategy == "fsdp" && !p.Sparse
+	}
+	for _, s := range into {
+		whole, has := from[s.Name]
+		if !has {
+			return fmt.Errorf("the state has no %s", s.Name)
+		}
+		start, end := 0, len(whole.elements)
+		if sharded[s.Name] && d.Shard > 1 {
+			perRow := end / whole.shape[0]
+			size := (whole.shape[0] + d.Shard - 1) / d.Shard
+			start = min(whole.shape[0], size*(rank%d.Shard)) * perRow
+			end = min(end, start+size*perRow)
+		}
+		if n := s.Tensor.NumElems(); n != end-start {
+			return fmt.Errorf("rank %d holds %d elements of %s, want %d", rank, n, s.Name, end-start)
+		}
+		if end > start {
+			s.Tensor.CopyFrom(tensor.FromFloat64(whole.elements[start:end], s.Tensor.Shape()...).To(s.Tensor.DType()))
+		}
+	}
+	return nil
+}
+
+// step trains on microbatches, of which valid tokens count on all ranks together.
+func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) error {
+	params := nn.Parameters(t.model)
+	for _, p := range params {
+		p.ZeroGrad()
+	}
+	loss := 0.0
+	for i, ranks := range batches {
+		pass := func() error {
+			l, err := t.pass(ctx, ranks, valid)
+			loss += l
+			return err
+		}
+		run := func(fn func() error) error { return fn() }
+		if !t.draw.EveryPass && i < len(batches)-1 {
+			run = t.strategy.NoSync
+		}
+		if err := run(pass); err != nil {
+			return err
+		}
+	}
+	t.out.losses = append(t.out.losses, loss)
+	if t.out.grads == nil {
+		t.out.grads = make(map[string]part)
+		for _, p := range params {
+			if g := p.Grad(); g != nil {
+				t.out.grads[p.Name()] = partOf(g)
+			}
+			if g := p.RowGrad(); g != nil {
+				t.out.grads[p.Name()] = partOf(g.Dense())
+			}
+		}
+	}
+	maxNorm := 1e9
+	if t.draw.Clip {
+		maxNorm = 0.1
+	}
+	norm, scale, err := t.strategy.ClipGradNorm(ctx, params, maxNorm)
+	if err != nil {
+		return err
+	}
+	t.out.norms = append(t.out.norms, norm.Item())
+	t.update(params, scale)
+	return nil
+}
+
+// pass runs forward and backward on some ranks' batches, and returns the sum of
+// their losses divided by the tokens that count.
+func (t *trainer) pass(ctx context.Context, ranks []lawBatch, valid int) (loss float64, err error) {
+	c := nn.Training(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	for _, i := range t.around {
+		c = c.With(i)
+	}
+	var sum *tensor.Tensor
+	for _, b := range ranks {
+		l := b.loss(c, t.strategy)
+		if sum != nil {
+			l = sum.Add(l)
+		}
+		sum = l
+	}
+	loss = sum.Item() / float64(valid)
+	// The strategy takes the mean over the ranks of what is to be a sum.
+	return loss, sum.MulScalar(float64(t.ranks) / float64(valid)).Backward(ctx)
+}
+
+// update applies one step of the optimizer.
+func (t *trainer) update(params []*nn.Parameter, scale *tensor.Tensor) {
+	if t.opt != nil {
+		t.opt.Step(scale)
+		return
+	}
+	for _, p := range params {
+		if g := p.Grad(); g != nil {
+			p.Data().Axpy(-0.02*scale.Item(), g)
+		}
+		if g := p.RowGrad(); g != nil {
+			p.Data().Axpy(-0.02*scale.Item(), g.Dense())
+		}
+	}
+}
+
+func (t *trainer) keepState() {
+	t.out.state = make(map[string]part)
+	for _, s := range t.strategy.StateDict() {
+		t.out.state[s.Name] = partOf(s.Tensor)
+	}
+}
+
+// wrap splits a model as the draw says.
+func (d draw) wrap(ctx context.Context, g *dist.Group, m *lawModel) (Strategy, error) {
+	switch d.Strategy {
+	case "ddp":
+		return NewDDP(ctx, m, g, small)
+	}
+	return nil, fmt.Errorf("no strategy %q", d.Strategy)
+}
