@@ -119,7 +119,7 @@ func TestTorchrun(t *testing.T) {
 			t.Skip("the torchrun of PyTorch 1.13 does not run with every Python that Debian has it for")
 		}
 		cmd := exec.CommandContext(t.Context(), p.path, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
-			"--master_addr", "127.0.0.1", "--master_port", strings.TrimPrefix(freeAddr(), "127.0.0.1:"), "--no_python", os.Args[0])
+			"--master_addr", "127.0.0.1", "--master_port", strings.TrimPrefix(freeAddr(t), "127.0.0.1:"), "--no_python", os.Args[0])
 		cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "COHORT_") || strings.HasPrefix(v, "TORCH") })
 		cmd.Env = append(cmd.Env, rankMain+"=oracle", envvar.Token.Assign(transport.NewToken().Text()))
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -487,7 +487,7 @@ func TestAloneNeedsNothing(t *testing.T) {
 func TestInitNamesTheMissing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit()) // in which the two come
 	defer cancel()
-	addr := freeAddr()
+	addr := freeAddr(t)
 	errs := make([]error, 2)
 	var wg sync.WaitGroup
 	for i, r := range []int{0, 2} {
@@ -507,7 +507,7 @@ func TestInitNamesTheMissing(t *testing.T) {
 func TestSecondProcessOfARank(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	addr := freeAddr()
+	addr := freeAddr(t)
 	errs := make([]error, 3)
 	var wg sync.WaitGroup
 	for i, r := range []int{0, 1, 1} {

@@ -24,7 +24,7 @@ func formBadly(t *testing.T, ranks ...func(ctx context.Context, url func(rank, s
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	addr := freeAddr()
+	addr := freeAddr(t)
 	url := func(rank, size int) Option {
 		return WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, rank, size))
 	}

@@ -131,7 +131,7 @@ func TestPyTorchMonitors(t *testing.T) {
 func TestPyTorchWorldSizes(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		for _, pySize := range []int{2, 4} {
-			url := "tcp://" + freeAddr()
+			url := "tcp://" + freeAddr(t)
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer)
 			go func() {
@@ -179,7 +179,7 @@ func TestPyTorchGenerations(t *testing.T) {
 	if old == nil || young == nil {
 		t.Skip("it takes PyTorch 1.13 and a later one")
 	}
-	url := "tcp://" + freeAddr()
+	url := "tcp://" + freeAddr(t)
 	said := make(chan pyAnswer)
 	// Both before either begins: the other may take long to start.
 	for i, peer := range []*pyRank{old.take(t, 1)[0], young.take(t, 1)[0]} {
@@ -213,7 +213,7 @@ func TestPyTorchGenerations(t *testing.T) {
 func TestPyTorchLeft(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		for range map[bool]int{false: 1, true: 6}[*wholePyTorch] {
-			url := "tcp://" + freeAddr()
+			url := "tcp://" + freeAddr(t)
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer, 1)
 			go func() {

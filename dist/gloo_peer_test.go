@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/pytorch"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // A python is an interpreter that has PyTorch, with processes of it that play
@@ -330,7 +331,12 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 		limit = time.Minute
 	}
 	if m.url == "" {
-		m.url = "tcp://" + freeAddr()
+		port, err := transport.HoldPort("127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer port.Close()
+		m.url = "tcp://" + port.Addr()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

@@ -102,14 +102,14 @@ func TestGlooTwins(t *testing.T) {
 func TestGlooDetail(t *testing.T) {
 	t.Setenv(string(envvar.PyTorchDebug), "detail")
 	var wrong *envvar.Error
-	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 2), WithURL("tcp://"+freeAddr())); !errors.As(err, &wrong) || wrong.Var != envvar.PyTorchDebug {
+	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 2), WithURL("tcp://"+freeAddr(t))); !errors.As(err, &wrong) || wrong.Var != envvar.PyTorchDebug {
 		t.Errorf("Init says %v", err)
 	}
 }
 
 // TestGlooSilence: what nobody could keep is not promised, for the group of all.
 func TestGlooSilence(t *testing.T) {
-	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL("tcp://"+freeAddr()), WithSilence(time.Second)); err == nil || !strings.Contains(err.Error(), "nothing is heard of PyTorch's ranks between their calls") {
+	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL("tcp://"+freeAddr(t)), WithSilence(time.Second)); err == nil || !strings.Contains(err.Error(), "nothing is heard of PyTorch's ranks between their calls") {
 		t.Errorf("Init says %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -26,15 +27,19 @@ func mixedRanks(ctx context.Context, n int, main func(context.Context, *Group) e
 // ranksOnNodes makes a rank on each of the nodes, or where none are given n on
 // this one.
 func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Context, *Group) error, opts ...Option) error {
+	port, err := transport.HoldPort("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	defer port.Close()
 	begun := initialise(n, "")
-	addr := freeAddr()
 	errs := make([]error, n)
 	forming, giveUp := context.WithCancelCause(ctx) // who cannot begin is waited for by none
 	defer giveUp(nil)
 	var wg sync.WaitGroup
 	for r := range n {
 		wg.Go(func() {
-			opts := append([]Option{WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))}, opts...)
+			opts := append([]Option{WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", port.Addr(), r, n))}, opts...)
 			if nodes != "" {
 				opts = append(opts, WithNodeID("node "+nodes[r:r+1]))
 			}

@@ -143,7 +143,7 @@ func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess 
 // be nil.
 func startRanksBy(t testing.TB, n int, name string, by func(rank int) []string, env ...string) []*rankProcess {
 	t.Helper()
-	host, port, err := net.SplitHostPort(freeAddr())
+	host, port, err := net.SplitHostPort(freeAddr(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -312,7 +312,7 @@ func TestSilenceOptions(t *testing.T) {
 		t.Errorf("a limit that is no duration gives %v", err)
 	}
 	os.Unsetenv(string(envvar.Silence))
-	addr := freeAddr()
+	addr := freeAddr(t)
 	errs := make([]error, 2)
 	var wg sync.WaitGroup
 	for r := range errs {

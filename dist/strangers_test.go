@@ -18,7 +18,7 @@ import (
 // does not notice.
 func TestTwoJobsOfOneName(t *testing.T) {
 	t.Parallel()
-	_, port, err := net.SplitHostPort(freeAddr())
+	_, port, err := net.SplitHostPort(freeAddr(t))
 	if err != nil {
 		t.Fatal(err)
 	}

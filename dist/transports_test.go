@@ -6,14 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // transportRow is a way in which the tests form a group.
@@ -42,15 +41,19 @@ var transports = []transportRow{
 // but [Init], as processes would.
 func initRanks(kind string) func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
 	return func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+		port, err := transport.HoldPort("127.0.0.1")
+		if err != nil {
+			return err
+		}
+		defer port.Close()
 		begun := initialise(n, kind)
-		addr := freeAddr()
 		errs := make([]error, n)
 		forming, giveUp := context.WithCancelCause(ctx) // who cannot begin is waited for by none
 		defer giveUp(nil)
 		var wg sync.WaitGroup
 		for r := range n {
 			wg.Go(func() {
-				url := WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))
+				url := WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", port.Addr(), r, n))
 				g, err := Init(forming, append([]Option{url}, opts...)...)
 				begun()
 				if err != nil {
@@ -96,27 +99,16 @@ func initialise(n int, kind string) (begun func()) {
 	}
 }
 
-// numPorts is a prime: steps of any length come to all of so many ports. Other
-// processes' tests, which look for ports at the same time, take other steps.
-const numPorts = 20_011
-
-var (
-	firstPort, portStep = rand.IntN(numPorts), 1 + rand.IntN(numPorts-1)
-	numAddrs            atomic.Int64
-)
-
-// freeAddr returns an address on which nobody listens at the moment, below the
-// range from which the system takes ports for connections that go out, and another
-// one each time: a test beside this one may not listen on its own yet.
-func freeAddr() string {
-	for {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+(firstPort+portStep*int(numAddrs.Add(1)))%numPorts))
-		if err != nil {
-			continue
-		}
-		defer ln.Close()
-		return ln.Addr().String()
+// freeAddr returns an address of this machine that is kept for the test until it ends, and at
+// which nobody listens yet.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	p, err := transport.HoldPort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(p.Close)
+	return p.Addr()
 }
 
 // onEveryTransport runs a test for every transport and the given world sizes.

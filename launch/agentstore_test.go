@@ -327,6 +327,7 @@ func testAgentStore(t *testing.T, n int) {
 	var out, errs output
 	cfg := self(t, n, "client")
 	cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
+	cfg.MasterPort = heldPort(t) // so that nobody else listens there when the job has ended
 	cfg.Env = append(cfg.Env, "COHORT_TOKEN=", "COHORT_NODE_ID=")
 	if err := Run(t.Context(), cfg); err != nil {
 		t.Fatal(err)

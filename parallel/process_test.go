@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -60,17 +59,16 @@ func rankMain(optimizer string) int {
 	return 0
 }
 
-// freeAddr returns an address on which nobody listens at the moment, below the range
-// from which the system takes ports for connections that go out.
-func freeAddr() string {
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
-		if err != nil {
-			continue
-		}
-		defer l.Close()
-		return l.Addr().String()
+// freeAddr returns an address of this machine that is kept for the test until it ends, and at
+// which nobody listens yet.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	p, err := transport.HoldPort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(p.Close)
+	return p.Addr()
 }
 
 // TestProcessesStayEqual: processes get the same bits as each other, and as
@@ -89,7 +87,7 @@ func TestProcessesStayEqual(t *testing.T) {
 	}
 	for _, link := range []string{"shm", "tcp"} {
 		t.Run(link, func(t *testing.T) {
-			host, port, _ := net.SplitHostPort(freeAddr())
+			host, port, _ := net.SplitHostPort(freeAddr(t))
 			token := transport.NewToken().Text()
 			var ranks [2]*exec.Cmd
 			var outs, errs [2]bytes.Buffer

@@ -556,7 +556,7 @@ func TestPyTorchsMistakes(t *testing.T) {
 // overGloo runs two ranks of this process that meet as PyTorch's do.
 func overGloo(t *testing.T, rank func(ctx context.Context, g *dist.Group) error) (errs [2]error) {
 	t.Helper()
-	url := "tcp://" + freeAddr()
+	url := "tcp://" + freeAddr(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var ranks sync.WaitGroup

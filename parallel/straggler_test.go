@@ -155,7 +155,7 @@ func TestStragglerIsSaid(t *testing.T) {
 
 // initRanks runs ranks that find each other as processes do.
 func initRanks(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) error) error {
-	addr := freeAddr()
+	addr := freeAddr(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	errs := make([]error, n)

@@ -4,13 +4,13 @@ package rpc
 
 import (
 	"context"
-	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 )
 
@@ -51,13 +51,12 @@ func TestListsDiffer(t *testing.T) {
 // and then says what it found.
 func TestNobodyThere(t *testing.T) {
 	t.Setenv("COHORT_TRANSPORT", "")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := transport.HoldPort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := l.Addr().String()
-	l.Close()
-	a, err := Init(t.Context(), "a", WithToken(agenttest.Token), WithPeers([]PeerAddr{{"a", "127.0.0.1:0"}, {"b", gone}}))
+	defer nobody.Close()
+	a, err := Init(t.Context(), "a", WithToken(agenttest.Token), WithPeers([]PeerAddr{{"a", "127.0.0.1:0"}, {"b", nobody.Addr()}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,12 +99,13 @@ func TestSizesDiffer(t *testing.T) {
 func TestTwoOfOneName(t *testing.T) {
 	t.Setenv("COHORT_TRANSPORT", "")
 	address := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		t.Helper()
+		p, err := transport.HoldPort("127.0.0.1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
-		return l.Addr().String()
+		t.Cleanup(p.Close)
+		return p.Addr()
 	}
 	agent := func(name string, list []PeerAddr, opts ...Option) *Agent {
 		t.Helper()

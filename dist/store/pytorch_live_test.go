@@ -300,12 +300,16 @@ func liveNumbers(t *testing.T, p *torch) {
 
 // liveJoin: a PyTorch process that serves the store waits for a Go process to join.
 func liveJoin(t *testing.T, p *torch) {
-	port := freePort()
+	port, err := transport.HoldPort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer port.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	hosted := make(chan error, 1)
-	go func() { hosted <- p.do("host", map[string]any{"port": port, "world": 2}) }()
-	c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", port))
+	go func() { hosted <- p.do("host", map[string]any{"port": port.Port(), "world": 2}) }()
+	c, err := store.DialPyTorch(ctx, port.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,18 +412,4 @@ func portOf(t *testing.T, addr string) int {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// freePort returns a port that was free a moment ago, below the range from which the
-// system takes ports for connections that go out.
-func freePort() int {
-	for {
-		port := 10_000 + rand.IntN(20_000)
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
-		if err != nil {
-			continue
-		}
-		defer l.Close()
-		return port
-	}
 }

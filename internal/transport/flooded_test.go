@@ -26,14 +26,19 @@ func TestWhatADialHasMet(t *testing.T) {
 		{"a process that does nothing", func(net.Conn) {}, true, false},
 		{"a process without room", func(nc net.Conn) { nc.(*net.TCPConn).SetLinger(0); nc.Close() }, true, true},
 	} {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := HoldPort("127.0.0.1")
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer port.Close()
 		var accepting sync.WaitGroup
-		if c.meets == nil {
-			ln.Close()
-		} else {
+		stop := func() {}
+		if c.meets != nil {
+			ln, err := net.Listen("tcp", port.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop = func() { ln.Close() }
 			accepting.Go(func() {
 				for nc, err := ln.Accept(); err == nil; nc, err = ln.Accept() {
 					defer nc.Close()
@@ -43,9 +48,9 @@ func TestWhatADialHasMet(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), rejectPatience*3)
 		tries := 0
-		_, err = Dial(ctx, ln.Addr().String(), "echo", NewToken(), WithFailures(func(error) { tries++ }))
+		_, err = Dial(ctx, port.Addr(), "echo", NewToken(), WithFailures(func(error) { tries++ }))
 		cancel()
-		ln.Close()
+		stop()
 		accepting.Wait()
 		if !errors.Is(err, context.DeadlineExceeded) || Reached(err) != c.reached || Alive(err) != c.alive || tries == 0 {
 			t.Errorf("%s: %v after %d failures: reached %v, alive %v", c.name, err, tries, Reached(err), Alive(err))

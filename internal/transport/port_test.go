@@ -95,12 +95,17 @@ func TestProtocolThatIsNotOffered(t *testing.T) {
 
 // A listener that has been closed may be open for a moment more, in a process that is just being started.
 func TestListenWhereOneHasJustEnded(t *testing.T) {
-	last, err := net.Listen("tcp", "127.0.0.1:0")
+	held, err := HoldPort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	last, err := net.Listen("tcp", held.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	time.AfterFunc(takenPatience/10, func() { last.Close() })
-	p, err := Listen(last.Addr().String(), NewToken())
+	p, err := Listen(held.Addr(), NewToken())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,13 +240,12 @@ func TestDialWaitsForTheListener(t *testing.T) {
 }
 
 func TestDialGivesUp(t *testing.T) {
-	// A listener that is closed again leaves a port where nobody listens.
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := HoldPort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := ln.Addr().String()
-	ln.Close()
+	defer nobody.Close()
+	addr := nobody.Addr()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second/2)
 	defer cancel()
 	_, err = Dial(ctx, addr, "store", NewToken())

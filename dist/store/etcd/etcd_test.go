@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -23,6 +21,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/dist/store/etcd"
 	"github.com/cohort-ml/cohort/dist/store/storetest"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // server is the etcd that all tests use, each below a root of its own. It is
@@ -51,32 +50,24 @@ func (t tests) Run() int {
 	return code
 }
 
-// start starts etcd. Another process may take a port after it was looked at: then etcd
-// does not come up, and others are tried.
+// start starts etcd at ports that nobody else has.
 func start() {
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
 		server.why = "there is no etcd on the PATH (Debian's package etcd-server has it): " + err.Error()
 		return
 	}
-	for range 5 {
-		if err = startAt(exe, freeURL(), freeURL()); err == nil {
-			return
+	clients, err := transport.HoldPort("127.0.0.1")
+	if err == nil {
+		defer clients.Close()
+		var peers *transport.HeldPort
+		if peers, err = transport.HoldPort("127.0.0.1"); err == nil {
+			defer peers.Close()
+			err = startAt(exe, "http://"+clients.Addr(), "http://"+peers.Addr())
 		}
 	}
-	server.why = err.Error()
-}
-
-// freeURL returns one at which nobody listens at the moment, with a port below the range
-// from which the system takes them for connections that go out.
-func freeURL() string {
-	for {
-		ln, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
-		if err != nil {
-			continue
-		}
-		defer ln.Close()
-		return "http://" + ln.Addr().String()
+	if err != nil {
+		server.why = err.Error()
 	}
 }
 
@@ -265,12 +256,12 @@ func TestCompaction(t *testing.T) {
 
 // A cluster that is not there is an error at the deadline that names where it was sought.
 func TestAway(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := transport.HoldPort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := ln.Addr().String()
-	ln.Close()
+	defer port.Close()
+	addr := port.Addr()
 	c, err := dial(addr)
 	if err != nil {
 		t.Fatal(err)
