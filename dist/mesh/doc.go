@@ -7,7 +7,7 @@
 //
 // A [Mesh] is a grid of ranks, such as replicate 2 × fsdp 4. Each axis has a name and a size.
 // A rank has a coordinate on each axis. The ranks that differ only on one axis form the group
-// of this axis, and [Mesh.Group] returns it.
+// of this axis, and [Mesh.Group] returns it. Printing a mesh shows where each rank is.
 //
 // A [Layout] says how a tensor is spread over a mesh: the global shape, the mesh, and one
 // [Placement] for each axis of the mesh.
@@ -49,6 +49,8 @@
 // # Where things are
 //
 //   - mesh.go: the [Mesh], its axes and groups.
+//   - submesh.go: a mesh of some axes, and several axes as one.
+//   - picture.go: who is where, and who holds what.
 //   - placement.go: the [Placement] of a tensor on one axis.
 //   - layout.go: the [Layout], [Boxes] and [LocalShape].
 //   - tensor.go: the [Tensor].

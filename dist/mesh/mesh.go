@@ -22,10 +22,12 @@ type Axis struct {
 // along the last axis neighbours have numbers that follow each other.
 type Mesh struct {
 	axes       []Axis
-	coordinate []int         // nil outside the mesh
+	base       *dist.Group   // that the mesh was made over; nil for a sketch
+	ranks      []int         // by rank in the mesh: the rank in base, or in the mesh of a sketch
 	rank       int           // in the mesh, -1 outside
-	world      *dist.Group   // of all ranks of the mesh
-	groups     []*dist.Group // by axis
+	coordinate []int         // nil outside the mesh
+	world      *dist.Group   // of all ranks of the mesh, if there is one
+	groups     []*dist.Group // by axis; nil for a sketch, and outside the mesh
 	made       []*dist.Group // those of groups and world that Close closes
 }
 
@@ -91,28 +93,40 @@ func (m *Mesh) equation() string { return equation(m.axes) }
 // New arranges all ranks of g in a mesh, in row-major order. All ranks of g call it with the
 // same axes. The product of the sizes must be the size of g, otherwise the error is a
 // [*SizeError]. The members of an axis make its group among themselves. The group of an axis
-// that has all ranks is g itself. [Mesh.Close] closes the groups that New has made.
+// that has all ranks is g itself. [Mesh.Close] closes the groups that New has made. [Over] makes
+// a mesh of some of the ranks.
 func New(ctx context.Context, g *dist.Group, axes ...Axis) (*Mesh, error) {
 	axes, err := settle(axes, g.Size(), g.Name())
 	if err != nil {
 		return nil, err
 	}
-	m := arrange(axes, g.Rank())
-	m.world = g
-	for a, axis := range m.axes {
-		if axis.Size == g.Size() {
-			m.groups = append(m.groups, g)
-			continue
-		}
-		group, err := g.NewGroup(ctx, m.ranksAlong(m.rank, a))
-		if err != nil {
-			_ = m.Close()
-			return nil, fmt.Errorf("mesh: the group of axis %s of %s: %w", axis.Name, m.equation(), err)
-		}
-		m.groups = append(m.groups, group)
-		m.made = append(m.made, group)
+	m := arrange(axes, count(g.Size()), g.Rank())
+	m.base, m.world = g, g
+	return m.formed(m.form(ctx))
+}
+
+// Over arranges some ranks of g in a mesh. ranks are numbers in g, in the row-major order of the
+// mesh. The ranks that are not among them may call Over too: they get a mesh that they are not a
+// member of ([Mesh.IsMember]), without any communication. Otherwise Over is like [New].
+func Over(ctx context.Context, g *dist.Group, ranks []int, axes ...Axis) (*Mesh, error) {
+	axes, err := settle(axes, len(ranks), g.Name())
+	if err != nil {
+		return nil, err
 	}
-	return m, nil
+	for i, r := range ranks {
+		if r < 0 || r >= g.Size() || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("mesh: %s over the ranks %v of group %q: rank %d is there twice, or not from 0 to %d", equation(axes), ranks, g.Name(), r, g.Size()-1)
+		}
+	}
+	m := arrange(axes, slices.Clone(ranks), slices.Index(ranks, g.Rank()))
+	m.base = g
+	if !m.IsMember() {
+		return m, nil
+	}
+	if err := m.formWorld(ctx); err != nil {
+		return nil, err
+	}
+	return m.formed(m.form(ctx))
 }
 
 // Sketch returns a mesh without groups as the rank with the given number would see it. Layouts
@@ -121,7 +135,8 @@ func New(ctx context.Context, g *dist.Group, axes ...Axis) (*Mesh, error) {
 func Sketch(rank int, axes ...Axis) (*Mesh, error) {
 	size := 1
 	for _, a := range axes {
-		size *= max(a.Size, 1)
+		size *= min(max(a.Size, 1), maxRanks)
+		size = min(size, maxRanks)
 	}
 	axes, err := settle(axes, size, "sketch")
 	if err != nil {
@@ -130,16 +145,79 @@ func Sketch(rank int, axes ...Axis) (*Mesh, error) {
 	if rank < 0 || rank >= size {
 		return nil, fmt.Errorf("mesh: a sketch of %s for rank %d: want a rank from 0 to %d", equation(axes), rank, size-1)
 	}
-	return arrange(axes, rank), nil
+	return arrange(axes, count(size), rank), nil
 }
 
 // arrange returns the mesh as a rank sees it, without groups.
-func arrange(axes []Axis, rank int) *Mesh {
-	m := &Mesh{axes: axes, rank: rank}
+func arrange(axes []Axis, ranks []int, rank int) *Mesh {
+	m := &Mesh{axes: axes, ranks: ranks, rank: rank}
 	if rank >= 0 {
 		m.coordinate = coordinateOf(m.Shape(), rank)
 	}
 	return m
+}
+
+// count returns the numbers from 0 to n-1.
+func count(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i
+	}
+	return out
+}
+
+// formWorld makes the group of all ranks of the mesh.
+func (m *Mesh) formWorld(ctx context.Context) (err error) {
+	if m.world, err = m.newGroup(ctx, m.ranks); err != nil {
+		return fmt.Errorf("mesh: the group of all ranks of %s: %w", m.equation(), err)
+	}
+	return nil
+}
+
+// form makes the groups of the axes. If that fails, it closes what the mesh has made.
+func (m *Mesh) form(ctx context.Context) error {
+	m.groups = make([]*dist.Group, 0, len(m.axes))
+	for a, axis := range m.axes {
+		if m.world != nil && axis.Size == m.world.Size() {
+			m.groups = append(m.groups, m.world)
+			continue
+		}
+		ranks := m.ranksAlong(m.rank, a)
+		for i, r := range ranks {
+			ranks[i] = m.ranks[r]
+		}
+		group, err := m.newGroup(ctx, ranks)
+		if err != nil {
+			_ = m.Close()
+			return fmt.Errorf("mesh: the group of axis %s of %s: %w", axis.Name, m.equation(), err)
+		}
+		m.groups = append(m.groups, group)
+	}
+	return nil
+}
+
+// formed returns the mesh unless it could not be formed.
+func (m *Mesh) formed(err error) (*Mesh, error) {
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// newGroup makes a group of some ranks of base, which only these ranks call for.
+func (m *Mesh) newGroup(ctx context.Context, ranks []int) (*dist.Group, error) {
+	if len(ranks) == m.base.Size() && slices.Equal(ranks, count(len(ranks))) {
+		return m.base, nil
+	}
+	if m.base.PyTorchVersion() != "" {
+		return nil, fmt.Errorf(`mesh: the ranks %v of group %q: the group has PyTorch's wire, on which all ranks of the job make a group. Make a group of the Go ranks by WithBackend("native"), and the mesh over it`, ranks, m.base.Name())
+	}
+	group, err := m.base.NewGroup(ctx, ranks)
+	if err != nil {
+		return nil, err
+	}
+	m.made = append(m.made, group)
+	return group, nil
 }
 
 // settle checks the axes and infers the size that is left out.
@@ -238,12 +316,13 @@ func (m *Mesh) Group(axis string) (*dist.Group, error) {
 		return nil, err
 	}
 	if m.groups == nil {
-		return nil, fmt.Errorf("mesh: %s has no groups on this rank: it is a sketch, or the rank is not in the mesh", m.equation())
+		return nil, fmt.Errorf("mesh: axis %s of %s has no group on this rank: the mesh is a sketch, or the rank is outside", axis, m.equation())
 	}
 	return m.groups[i], nil
 }
 
-// World returns the group of all ranks of the mesh. It is nil for a [Sketch].
+// World returns the group of all ranks of the mesh. It is nil for a [Sketch], for a rank outside
+// the mesh, and for a mesh made by [Mesh.Sub] of several axes. [Mesh.Flatten] makes one of these.
 func (m *Mesh) World() *dist.Group { return m.world }
 
 // Close closes the groups that the mesh has made, but not the group that it was made over.
