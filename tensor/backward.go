@@ -30,6 +30,9 @@ func CreateGraph() BackwardOption {
 // that computes later has found wrong so far; the gradients are then incomplete.
 func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 	dev := t.Device()
+	if t.tape != nil && t.tape.observer != nil {
+		t.tape.observer.Backward([]*Tensor{t})
+	}
 	if err := t.startBackward(ctx, "backward", nil, opts).pass(t.node); err != nil || !dev.Late() {
 		return err
 	}

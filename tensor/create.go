@@ -159,7 +159,12 @@ func alloc(tape *Tape, dev Device, dtype DType, shape []int, shared bool) *Tenso
 // result allocates the output of an operation: on the operands' device, under
 // their tape.
 func result(op string, dtype DType, shape []int, operands ...*Tensor) *Tensor {
-	return alloc(tapeOf(op, operands), operands[0].storage.dev, dtype, shape, false)
+	tape := tapeOf(op, operands)
+	out := alloc(tape, operands[0].storage.dev, dtype, shape, false)
+	if tape != nil && tape.observer != nil {
+		tape.observe(op, out, nil, operands...)
+	}
+	return out
 }
 
 // tapeOf returns the tape that the operands share, and checks that they have

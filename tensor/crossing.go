@@ -36,6 +36,9 @@ func (t *Tensor) AtGrad(fn Crossing) {
 // with the gradients of losses, each of one element, and those that come in by
 // crossings; there may be no losses. Otherwise it is as [Tensor.Backward].
 func (tp *Tape) Backward(ctx context.Context, losses []*Tensor, opts ...BackwardOption) error {
+	if tp.observer != nil {
+		tp.observer.Backward(slices.Clone(losses))
+	}
 	b := &backprop{ctx: ctx, tape: tp, grads: make([]*Tensor, len(tp.nodes)), crosses: true, born: tp.scope.born}
 	for _, o := range opts {
 		o(b)

@@ -68,6 +68,9 @@ func (t *Tensor) ToDevice(dev Device) *Tensor {
 		src.wantData("to device")
 	}
 	out := alloc(t.tape, dev, t.dtype, t.shape, false)
+	if t.tape != nil && t.tape.observer != nil {
+		t.tape.observe("to device", out, nil, t)
+	}
 	if n := t.NumElems() * t.dtype.Size(); n > 0 && dev != Meta {
 		at := src.offset * t.dtype.Size()
 		if dev == CPU() {

@@ -91,7 +91,7 @@
 // # Files
 //
 //	values       tensor, storage, free, create, ranges, view, buffer, device, dtype, promote, generator, error, fault
-//	the tape     tape, backward, hook, crossing, recompute, autocast
+//	the tape     tape, backward, hook, crossing, recompute, autocast, observer
 //	elementwise  elementwise, math, activation, compare, inplace, swiglu, dropout
 //	reductions   reduce, extremes, statistics, softmax, cumulative, sort
 //	products     matmul, einsum, conv, attention, rope, rnn

@@ -38,7 +38,7 @@ func embedding(table, ids *Tensor, padding int64) *Tensor {
 		flat := ids.Contiguous().Reshape(ids.NumElems())
 		out := table.IndexSelect(0, flat)
 		if padding >= 0 {
-			out = out.view("padding", out.offset, out.shape, out.strides, func(b *backprop, g *Tensor) {
+			out = out.view("padding", out.offset, out.shape, out.strides, nil, func(b *backprop, g *Tensor) {
 				b.give(0, g.To(Float32).Mul(notEqual(flat, padding)))
 			})
 		}

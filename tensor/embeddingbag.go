@@ -120,7 +120,7 @@ func (b *bags) params() device.BagParams {
 func (b *bags) forward() *Tensor {
 	width := b.table.shape[1]
 	shape := []int{b.bounds.shape[0] - 1, width}
-	out := result("embedding bag", Float32, shape, b.table, b.ids, b.weights)
+	out := result("embedding bag", Float32, shape, b.table, b.ids, b.weights, b.bounds)
 	// The table itself may change before the backward pass, as where several processes
 	// step on it: but for the weights' gradient, only its shape is used then.
 	saves := []*Tensor{b.ids, b.bounds}

@@ -82,7 +82,7 @@ func (t *Tensor) sumSlices(shape []int, dim int, ids *Tensor) *Tensor {
 		return t.To(wide).sumSlices(shape, dim, ids).To(t.dtype)
 	}
 	src := t.Contiguous()
-	out := result("index add", t.dtype, shape, t)
+	out := result("index add", t.dtype, shape, t, ids)
 	out.Device().Fill(out.array(), 0)
 	out.addSlices(dim, ids, src)
 	if !t.dtype.IsFloat() {
@@ -130,7 +130,7 @@ func (t *Tensor) IndexAdd(dim int, ids, src *Tensor) *Tensor {
 	if wide := sumDType(t); wide != t.dtype {
 		return t.To(wide).IndexAdd(dim, ids, src.To(wide)).To(t.dtype)
 	}
-	out := result("index add", t.dtype, t.shape, t, src)
+	out := result("index add", t.dtype, t.shape, t, src, ids)
 	out.Device().Copy(out.array(), t.array())
 	out.addSlices(dim, ids, src.Contiguous())
 	if !t.dtype.IsFloat() {
@@ -222,7 +222,7 @@ func (t *Tensor) sumElems(shape []int, dim int, ids *Tensor) *Tensor {
 		return t.To(wide).sumElems(shape, dim, ids).To(t.dtype)
 	}
 	src := t.Contiguous()
-	out := result("scatter add", t.dtype, shape, t)
+	out := result("scatter add", t.dtype, shape, t, ids)
 	out.Device().Fill(out.array(), 0)
 	out.addElems(dim, ids, src)
 	if !t.dtype.IsFloat() {
@@ -307,7 +307,7 @@ func scatterOperands(op string, t *Tensor, dim int, index, src *Tensor) (int, *T
 // overwritten returns a copy of t of which write has changed the part that has
 // the index's sizes.
 func (t *Tensor) overwritten(op string, ids *Tensor, dim int, src *Tensor, write func(part, src *Tensor)) *Tensor {
-	out := result(op, t.dtype, t.shape, t, src)
+	out := result(op, t.dtype, t.shape, t, src, ids)
 	dev := out.Device()
 	dev.Copy(out.array(), t.array())
 	src = src.Detach().Contiguous()

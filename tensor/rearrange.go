@@ -42,7 +42,7 @@ func (t *Tensor) Unsqueeze(dim int) *Tensor {
 		stride = t.shape[dim] * t.strides[dim]
 	}
 	shape, strides := slices.Insert(t.Shape(), dim, 1), slices.Insert(slices.Clone(t.strides), dim, stride)
-	return t.view("unsqueeze", t.offset, shape, strides, func(b *backprop, g *Tensor) { b.give(0, g.squeeze(dim)) })
+	return t.view("unsqueeze", t.offset, shape, strides, []int{dim}, func(b *backprop, g *Tensor) { b.give(0, g.squeeze(dim)) })
 }
 
 // MoveDim returns a view with one dim moved to another place; the others stay
@@ -105,7 +105,7 @@ func (t *Tensor) Diagonal(offset, dim1, dim2 int) *Tensor {
 	}
 	shape, strides = append(shape, n), append(strides, t.strides[dim1]+t.strides[dim2])
 	full := t.Shape()
-	return t.view("diagonal", start, shape, strides, func(b *backprop, g *Tensor) {
+	return t.view("diagonal", start, shape, strides, []int{dim1, dim2}, func(b *backprop, g *Tensor) {
 		b.give(0, g.embedDiagonal(full, offset, dim1, dim2))
 	})
 }

@@ -26,6 +26,7 @@ type Tape struct {
 	scaled    bool               // ScaleGrads has set it
 	autocast  DType              // what SetAutocast chose, 0 for none
 	crossings map[int][]Crossing // by node
+	observer  Observer           // nil for none
 }
 
 // node is one recorded operation.
@@ -100,6 +101,9 @@ func (tp *Tape) Watch(t *Tensor, leaf Leaf) *Tensor {
 		w.node = len(tp.nodes)
 		tp.nodes = append(tp.nodes, node{op: "leaf", out: &w, leaf: leaf})
 	}
+	if tp.observer != nil {
+		tp.observer.Watched(&w, t, leaf)
+	}
 	return &w
 }
 
@@ -167,7 +171,7 @@ func (tp *Tape) Close() {
 	tp.scope.closed = true
 	tp.giveBack()
 	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
-	tp.before, tp.after, tp.failed, tp.crossings = nil, nil, nil, nil
+	tp.before, tp.after, tp.failed, tp.crossings, tp.observer = nil, nil, nil, nil, nil
 	tp.recording = false
 }
 
@@ -207,7 +211,13 @@ func (tp *Tape) own(s *storage) {
 // what back reads: it is kept until then, and must not change until then.
 func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backprop, g *Tensor)) *Tensor {
 	tp := out.tape
-	if tp == nil || !tp.recording || tp.paused {
+	if tp == nil || !tp.recording {
+		return out
+	}
+	if tp.observer != nil {
+		tp.observeFlow(op, out, inputs)
+	}
+	if tp.paused {
 		return out
 	}
 	needed := false
@@ -241,8 +251,12 @@ func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backp
 func Record(op string, out *Tensor, inputs, saves []*Tensor,
 	backward func(ctx context.Context, g *Tensor) ([]*Tensor, error),
 ) *Tensor {
-	if tp := tapeOf(op, append([]*Tensor{out}, inputs...)); tp != nil && out.tape == nil {
+	tp := tapeOf(op, append([]*Tensor{out}, inputs...))
+	if tp != nil && out.tape == nil {
 		out = tp.Const(out)
+	}
+	if tp != nil && tp.observer != nil {
+		tp.observe(op, out, nil, inputs...)
 	}
 	return out.record(op, inputs, saves, func(b *backprop, g *Tensor) {
 		grads, err := backward(b.ctx, g)

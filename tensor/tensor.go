@@ -24,6 +24,7 @@ type Tensor struct {
 
 	tape *Tape // what it was made under, nil for none
 	node int   // where it is recorded there, 0 if it needs no gradient
+	note *Note // what an observer knows of it, nil for nothing
 }
 
 // Shape returns the size of each dim. The caller owns the slice.

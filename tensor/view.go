@@ -4,10 +4,14 @@ package tensor
 
 import "slices"
 
-// view returns another look at t's storage, recorded as op.
-func (t *Tensor) view(op string, offset int, shape, strides []int, back func(b *backprop, g *Tensor)) *Tensor {
+// view returns another look at t's storage, recorded as op. dims are those of t
+// that it concerns, for an observer.
+func (t *Tensor) view(op string, offset int, shape, strides, dims []int, back func(b *backprop, g *Tensor)) *Tensor {
 	t.check(op)
 	v := &Tensor{storage: t.storage, offset: offset, shape: shape, strides: strides, dtype: t.dtype, tape: t.tape}
+	if t.tape != nil && t.tape.observer != nil {
+		t.tape.observe(op, v, dims, t)
+	}
 	return v.record(op, []*Tensor{t}, nil, back)
 }
 
@@ -37,7 +41,7 @@ func (t *Tensor) Reshape(shape ...int) *Tensor {
 	}
 	src := t.Contiguous()
 	from := t.Shape()
-	return src.view("reshape", src.offset, shape, denseStrides(shape), func(b *backprop, g *Tensor) {
+	return src.view("reshape", src.offset, shape, denseStrides(shape), nil, func(b *backprop, g *Tensor) {
 		b.give(0, g.Reshape(from...))
 	})
 }
@@ -68,7 +72,7 @@ func (t *Tensor) Permute(order ...int) *Tensor {
 		seen[d] = true
 		shape[i], strides[i], inverse[d] = t.shape[d], t.strides[d], i
 	}
-	return t.view("permute", t.offset, shape, strides, func(b *backprop, g *Tensor) {
+	return t.view("permute", t.offset, shape, strides, inverse, func(b *backprop, g *Tensor) {
 		b.give(0, g.Permute(inverse...))
 	})
 }
@@ -96,7 +100,7 @@ func (t *Tensor) Narrow(dim, start, length int) *Tensor {
 	shape := t.Shape()
 	shape[dim] = length
 	full := t.Shape()
-	return t.view("narrow", t.offset+start*t.strides[dim], shape, t.strides, func(b *backprop, g *Tensor) {
+	return t.view("narrow", t.offset+start*t.strides[dim], shape, t.strides, []int{dim}, func(b *backprop, g *Tensor) {
 		b.giveRegion(0, g, full, dim, start)
 	})
 }
@@ -129,7 +133,7 @@ func (t *Tensor) Select(dim, index int) *Tensor {
 
 func (t *Tensor) squeeze(dim int) *Tensor {
 	shape, strides := slices.Delete(t.Shape(), dim, dim+1), slices.Delete(slices.Clone(t.strides), dim, dim+1)
-	return t.view("squeeze", t.offset, shape, strides, func(b *backprop, g *Tensor) {
+	return t.view("squeeze", t.offset, shape, strides, []int{dim}, func(b *backprop, g *Tensor) {
 		b.give(0, g.Reshape(slices.Insert(g.Shape(), dim, 1)...))
 	})
 }
@@ -146,7 +150,7 @@ func (t *Tensor) Expand(shape ...int) *Tensor {
 		return t
 	}
 	from := t.Shape()
-	return t.view("expand", t.offset, slices.Clone(shape), t.expandedStrides(shape), func(b *backprop, g *Tensor) {
+	return t.view("expand", t.offset, slices.Clone(shape), t.expandedStrides(shape), nil, func(b *backprop, g *Tensor) {
 		b.give(0, g.sumTo(from))
 	})
 }
