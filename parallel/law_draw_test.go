@@ -168,8 +168,9 @@ func (d draw) newTrainer(wrap func(m *lawModel) (Strategy, error)) (*trainer, er
 }
 
 // alone trains the model of a draw on one rank, with the batches of all ranks. It
-// makes one step more than the ranks, whose state after them is not kept.
-func (d draw) alone(ctx context.Context) (outcome, error) {
+// makes one step more than the ranks, whose state after them is not kept. apart says
+// that it takes the ranks' batches one by one, from the last to the first.
+func (d draw) alone(ctx context.Context, apart bool) (outcome, error) {
 	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return NewSingle(m) })
 	if err != nil {
 		return outcome{}, err
@@ -180,8 +181,11 @@ func (d draw) alone(ctx context.Context) (outcome, error) {
 			t.keepState()
 		}
 		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
-		if !d.Model.branches() {
-			for i, ranks := range batches {
+		for i, ranks := range batches {
+			switch {
+			case apart:
+				slices.Reverse(ranks)
+			case !d.Model.branches():
 				batches[i] = []lawBatch{join(ranks)}
 			}
 		}
@@ -348,7 +352,7 @@ func (t *trainer) keepState() {
 }
 
 // wrap splits a model as the draw says.
-func (d draw) wrap(ctx context.Context, g *dist.Group, m *lawModel) (Strategy, error) {
+func (d draw) wrap(ctx context.Context, g *dist.Group, m any) (Strategy, error) {
 	switch d.Strategy {
 	case "ddp":
 		return NewDDP(ctx, m, g, small)

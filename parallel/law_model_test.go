@@ -152,7 +152,7 @@ func (l *lawModel) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	for _, i := range l.order {
 		x = c.CallN(l.Blocks[i], x, ids)[0]
 	}
-	x = x.Mul(c.Param(l.Gain))
+	x = x.Mul(c.Param(l.Gain)).MulScalar(1 / math.Sqrt(float64(x.Dim(2)))) // logits of about 1
 	return product(x, c.Param(l.Head)).Add(c.Param(l.HeadBias))
 }
 

@@ -59,6 +59,9 @@ func TestLaw(t *testing.T) {
 		}
 		count[d.kind()]++
 	}
+	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", numRounded, n); numRounded*50 > n {
+		t.Errorf("these are too many for a test: make the models better conditioned")
+	}
 	for _, kind := range slices.Sorted(mapKeys(count)) {
 		t.Logf("%5d draws of %s", count[kind], kind)
 	}
@@ -102,7 +105,7 @@ again:
 
 // check trains as a draw says, alone and on ranks, and compares.
 func (d draw) check(t *testing.T) error {
-	want, err := d.alone(t.Context())
+	want, err := d.alone(t.Context(), false)
 	if err != nil {
 		return fmt.Errorf("one rank: %w", err)
 	}
@@ -110,11 +113,22 @@ func (d draw) check(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	if err := d.compare(got, want); err != nil {
-		return err
+	rounding := want
+	if err := d.compare(got, want, rounding); err != nil {
+		// Sums that nearly cancel differ by more between two orders of one rank too.
+		if rounding, err = d.alone(t.Context(), true); err != nil {
+			return fmt.Errorf("one rank, batches apart: %w", err)
+		}
+		if err := d.compare(got, want, rounding); err != nil {
+			return err
+		}
+		numRounded++
 	}
-	return d.reload(t, got, want)
+	return d.reload(t, got, want, rounding)
 }
+
+// numRounded is how many draws needed more than the plain limits.
+var numRounded int
 
 // onRanks trains on ranks; see onRank.
 func (d draw) onRanks(t *testing.T, from map[string]part) (outcome, error) {
@@ -203,22 +217,23 @@ func joinParts(parts []part, shape []int, shards int) (part, error) {
 	return all, nil
 }
 
-// compare says what of two outcomes differs by more than rounding.
-func (d draw) compare(got, want outcome) error {
+// compare says what of two outcomes differs by more than rounding: by a limit, or
+// by four times what one rank differs from itself when it adds in another order.
+func (d draw) compare(got, want, rounding outcome) error {
 	limit := 1e-5
 	if d.Float64 {
 		limit = 1e-10
 	}
 	for i := range got.losses {
-		if off := math.Abs(got.losses[i]-want.losses[i]) / math.Abs(want.losses[i]); !(off <= limit) {
+		if !near(got.losses[i], want.losses[i], rounding.losses[i], limit) {
 			return fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
 		}
 		if i == 0 {
-			if err := closeParts("gradient of ", got.grads, want.grads, limit); err != nil {
+			if err := closeParts("gradient of ", got.grads, want.grads, rounding.grads, limit); err != nil {
 				return err
 			}
 		}
-		if off := math.Abs(got.norms[i]-want.norms[i]) / want.norms[i]; !(off <= limit) {
+		if !near(got.norms[i], want.norms[i], rounding.norms[i], limit) {
 			return fmt.Errorf("step %d: the norm of the gradients is %v, want %v", i, got.norms[i], want.norms[i])
 		}
 	}
@@ -229,12 +244,18 @@ func (d draw) compare(got, want outcome) error {
 	if seen := got.state["seen"].elements; !slices.Equal(seen, []float64{passes}) {
 		return fmt.Errorf("the buffer seen is %v after %v passes", seen, passes)
 	}
-	got.state["seen"] = want.state["seen"] // counts the passes of all ranks
-	return closeParts("", got.state, want.state, limit)
+	got.state["seen"], rounding.state["seen"] = want.state["seen"], want.state["seen"] // counts the passes of all ranks
+	return closeParts("", got.state, want.state, rounding.state, limit)
+}
+
+// near compares numbers.
+func near(got, want, rounding, limit float64) bool {
+	return math.Abs(got-want) <= max(limit*math.Abs(want), 4*math.Abs(rounding-want))
 }
 
 // closeParts compares tensors by name, ‖Δ‖∞ relative to ‖want‖∞.
-func closeParts(what string, got, want map[string]part, limit float64) error {
+// rounding is want, or what it could be as well.
+func closeParts(what string, got, want, rounding map[string]part, limit float64) error {
 	for _, name := range slices.Sorted(mapKeys(want)) {
 		w := want[name]
 		g, has := got[name]
@@ -244,14 +265,15 @@ func closeParts(what string, got, want map[string]part, limit float64) error {
 		if !slices.Equal(g.shape, w.shape) {
 			return fmt.Errorf("%s%s has the shape %v, want %v", what, name, g.shape, w.shape)
 		}
-		most, off, at := 0.0, 0.0, 0
+		most, off, own, at := 0.0, 0.0, 0.0, 0
 		for i := range w.elements {
 			most = max(most, math.Abs(w.elements[i]))
+			own = max(own, math.Abs(rounding[name].elements[i]-w.elements[i]))
 			if delta := math.Abs(g.elements[i] - w.elements[i]); !(delta <= off) {
 				off, at = delta, i
 			}
 		}
-		if !(off <= limit*most) {
+		if !(off <= max(limit*most, 4*own)) {
 			return fmt.Errorf("%s%s is off by %.1e of its largest element: element %d is %v, want %v",
 				what, name, off/most, at, g.elements[at], w.elements[at])
 		}
@@ -266,7 +288,7 @@ func closeParts(what string, got, want map[string]part, limit float64) error {
 
 // reload loads the state of the ranks into a new model that is split in another
 // way, and compares what its next step begins with.
-func (d draw) reload(t *testing.T, got, want outcome) error {
+func (d draw) reload(t *testing.T, got, want, rounding outcome) error {
 	other := d
 	other.Replicate, other.Shard = d.Shard, d.Replicate
 	if d.Strategy == "ddp" {
@@ -280,12 +302,11 @@ func (d draw) reload(t *testing.T, got, want outcome) error {
 	if d.Float64 {
 		limit = 1e-9
 	}
-	for what, pair := range map[string][2]float64{
-		"loss": {again.losses[0], want.losses[numSteps]}, "norm of the gradients": {again.norms[0], want.norms[numSteps]},
-	} {
-		if off := math.Abs(pair[0]-pair[1]) / math.Abs(pair[1]); !(off <= limit) {
-			return fmt.Errorf("reloaded: the %s is %v, want %v", what, pair[0], pair[1])
-		}
+	if got, want, rounding := again.losses[0], want.losses[numSteps], rounding.losses[numSteps]; !near(got, want, rounding, limit) {
+		return fmt.Errorf("reloaded: the loss is %v, want %v", got, want)
+	}
+	if got, want, rounding := again.norms[0], want.norms[numSteps], rounding.norms[numSteps]; !near(got, want, rounding, limit) {
+		return fmt.Errorf("reloaded: the norm of the gradients is %v, want %v", got, want)
 	}
 	return nil
 }
