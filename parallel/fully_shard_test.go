@@ -167,7 +167,7 @@ func (r fullyShardRecord) check(ctx context.Context, g *dist.Group, c fullyShard
 			return err
 		}
 	}
-	return closeParts("", got, shards, shards, limit)
+	return closeParts("", got, shards, limit, nil)
 }
 
 // partOf is what PyTorch's rank has of a parameter, or all of it.

@@ -24,8 +24,9 @@ type draw struct {
 	Replicate    int
 	Shard        int
 	Microbatches int
-	EveryPass    bool `json:",omitempty"` // reduces the gradients of each microbatch, not those of the last one
-	Clip         bool `json:",omitempty"`
+	EveryPass    bool    `json:",omitempty"` // reduces the gradients of each microbatch, not those of the last one
+	MaxNorm      float64 `json:",omitempty"` // of the clipped gradients; 0 for no clipping
+	LossScale    float64 `json:",omitempty"` // 0 for 1
 	Optimizer    string
 	Recompute    bool `json:",omitempty"`
 }
@@ -35,7 +36,7 @@ func drawSplit(seed uint64, strategies []string) draw {
 	r := rand.New(rand.NewPCG(seed, 17))
 	d := draw{
 		Seed: seed, Float64: chance(r, 0.3), Strategy: pick(r, strategies...), Microbatches: pick(r, 1, 3),
-		EveryPass: chance(r, 0.3), Clip: chance(r, 0.5), Optimizer: pick(r, "sgd", "momentum", "adamw"), Recompute: chance(r, 0.3),
+		EveryPass: chance(r, 0.3), MaxNorm: pick(r, 0, 0.1), Optimizer: pick(r, "sgd", "momentum", "adamw"), Recompute: chance(r, 0.3),
 	}
 	split := pick(r, factorisations(8)...)
 	d.Replicate, d.Shard = split[0], split[1]
@@ -88,7 +89,7 @@ func (d draw) simpler() []draw {
 	add(func(d *draw) { d.Shard = 1 })
 	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
 	add(func(d *draw) { d.Shard = min(d.Shard, 2) })
-	add(func(d *draw) { d.Clip = false })
+	add(func(d *draw) { d.MaxNorm = 0 })
 	add(func(d *draw) { d.Recompute = false })
 	add(func(d *draw) { d.EveryPass = false })
 	add(func(d *draw) { d.Optimizer = "sgd" })
@@ -120,9 +121,9 @@ const numSteps = 3
 
 // outcome is what training gives, by names. Of a rank, tensors are its own parts.
 type outcome struct {
-	losses, norms []float64 // of each step
-	grads         map[string]part
-	state         map[string]part // after the last step
+	losses, norms, scales []float64 // of each step; scales are what clipping multiplies gradients by
+	grads                 map[string]part
+	state                 map[string]part // after the last step
 }
 
 // part is a tensor's elements.
@@ -132,6 +133,24 @@ type part struct {
 }
 
 func partOf(t *tensor.Tensor) part { return part{slices.Clone(t.Shape()), elements(t)} }
+
+// chunk is the part that rank i of some has along dim 0 by PyTorch's rule: chunks
+// have ⌈n/ranks⌉ rows, and the last ones may be short or empty.
+func (p part) chunk(i, ranks int) part {
+	if ranks == 1 {
+		return p
+	}
+	rows := p.shape[0]
+	size := (rows + ranks - 1) / ranks
+	start, end := min(rows, size*i), min(rows, size*(i+1))
+	perRow := 0
+	if rows > 0 {
+		perRow = len(p.elements) / rows
+	}
+	own := part{slices.Clone(p.shape), p.elements[start*perRow : end*perRow]}
+	own.shape[0] = end - start
+	return own
+}
 
 // trainer trains one rank's model: all of it, or what a strategy leaves it.
 type trainer struct {
@@ -168,14 +187,15 @@ func (d draw) newTrainer(wrap func(m *lawModel) (Strategy, error)) (*trainer, er
 }
 
 // alone trains the model of a draw on one rank, with the batches of all ranks. It
-// makes one step more than the ranks, whose state after them is not kept. apart says
-// that it takes the ranks' batches one by one, from the last to the first.
-func (d draw) alone(ctx context.Context, apart bool) (outcome, error) {
+// makes one step more than the ranks, whose state after them is not kept. Other
+// variants than 0 take the ranks' batches one by one in another order, and scale
+// the loss and the gradients so that they round otherwise.
+func (d draw) alone(ctx context.Context, variant int) (outcome, error) {
 	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return NewSingle(m) })
 	if err != nil {
 		return outcome{}, err
 	}
-	r := rand.New(rand.NewPCG(d.Seed, 18))
+	r, order := rand.New(rand.NewPCG(d.Seed, 18)), rand.New(rand.NewPCG(d.Seed, uint64(variant)))
 	for i := range numSteps + 1 {
 		if i == numSteps {
 			t.keepState()
@@ -183,8 +203,9 @@ func (d draw) alone(ctx context.Context, apart bool) (outcome, error) {
 		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
 		for i, ranks := range batches {
 			switch {
-			case apart:
-				slices.Reverse(ranks)
+			case variant > 0:
+				order.Shuffle(len(ranks), func(i, j int) { ranks[i], ranks[j] = ranks[j], ranks[i] })
+				t.ranks = []int{1, d.ranks(), 3, 7}[variant%4]
 			case !d.Model.branches():
 				batches[i] = []lawBatch{join(ranks)}
 			}
@@ -194,6 +215,37 @@ func (d draw) alone(ctx context.Context, apart bool) (outcome, error) {
 		}
 	}
 	return t.out, nil
+}
+
+// terms returns for each parameter the sum, over the batches of the first step, of
+// the largest element of the gradient of a single batch.
+func (d draw) terms(ctx context.Context) (map[string]float64, error) {
+	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return NewSingle(m) })
+	if err != nil {
+		return nil, err
+	}
+	batches := drawBatches(rand.New(rand.NewPCG(d.Seed, 18)), d.Model, d.Microbatches, d.ranks())
+	valid, sums := countValid(batches), make(map[string]float64)
+	for _, b := range slices.Concat(batches...) {
+		if _, err := t.pass(ctx, []lawBatch{b}, valid); err != nil {
+			return nil, err
+		}
+		for _, p := range nn.Parameters(t.model) {
+			if g := gradientOf(p); g != nil {
+				sums[p.Name()] += g.Abs().AMax().Item()
+			}
+			p.ZeroGrad()
+		}
+	}
+	return sums, nil
+}
+
+// gradientOf returns the whole gradient, of rows too; nil for none.
+func gradientOf(p *nn.Parameter) *tensor.Tensor {
+	if g := p.RowGrad(); g != nil {
+		return g.Dense()
+	}
+	return p.Grad()
 }
 
 // onRank trains the part of one rank. from is nil, or the state with which the last
@@ -239,22 +291,18 @@ func (d draw) load(into nn.NamedTensors, m *lawModel, rank int, from map[string]
 		sharded[p.Name()] = d.Strategy == "fsdp" && !p.Sparse
 	}
 	for _, s := range into {
-		whole, has := from[s.Name]
+		own, has := from[s.Name]
 		if !has {
 			return fmt.Errorf("the state has no %s", s.Name)
 		}
-		start, end := 0, len(whole.elements)
-		if sharded[s.Name] && d.Shard > 1 {
-			perRow := end / whole.shape[0]
-			size := (whole.shape[0] + d.Shard - 1) / d.Shard
-			start = min(whole.shape[0], size*(rank%d.Shard)) * perRow
-			end = min(end, start+size*perRow)
+		if sharded[s.Name] {
+			own = own.chunk(rank%d.Shard, d.Shard)
 		}
-		if n := s.Tensor.NumElems(); n != end-start {
-			return fmt.Errorf("rank %d holds %d elements of %s, want %d", rank, n, s.Name, end-start)
+		if !slices.Equal(own.shape, s.Tensor.Shape()) {
+			return fmt.Errorf("rank %d holds %v of %s, want %v", rank, s.Tensor.Shape(), s.Name, own.shape)
 		}
-		if end > start {
-			s.Tensor.CopyFrom(tensor.FromFloat64(whole.elements[start:end], s.Tensor.Shape()...).To(s.Tensor.DType()))
+		if len(own.elements) > 0 {
+			s.Tensor.CopyFrom(tensor.FromFloat64(own.elements, own.shape...).To(s.Tensor.DType()))
 		}
 	}
 	return nil
@@ -285,23 +333,20 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 	if t.out.grads == nil {
 		t.out.grads = make(map[string]part)
 		for _, p := range params {
-			if g := p.Grad(); g != nil {
+			if g := gradientOf(p); g != nil {
 				t.out.grads[p.Name()] = partOf(g)
-			}
-			if g := p.RowGrad(); g != nil {
-				t.out.grads[p.Name()] = partOf(g.Dense())
 			}
 		}
 	}
-	maxNorm := 1e9
-	if t.draw.Clip {
-		maxNorm = 0.1
+	maxNorm := t.draw.MaxNorm
+	if maxNorm == 0 {
+		maxNorm = 1e9
 	}
 	norm, scale, err := t.strategy.ClipGradNorm(ctx, params, maxNorm)
 	if err != nil {
 		return err
 	}
-	t.out.norms = append(t.out.norms, norm.Item())
+	t.out.norms, t.out.scales = append(t.out.norms, norm.Item()), append(t.out.scales, scale.Item())
 	t.update(params, scale)
 	return nil
 }
@@ -323,8 +368,14 @@ func (t *trainer) pass(ctx context.Context, ranks []lawBatch, valid int) (loss f
 		}
 		sum = l
 	}
+	if t.draw.LossScale != 0 {
+		sum = sum.MulScalar(t.draw.LossScale)
+	}
 	loss = sum.Item() / float64(valid)
-	// The strategy takes the mean over the ranks of what is to be a sum.
+	// A strategy takes the mean over the ranks of what is to be a sum.
+	if _, one := t.strategy.(*Single); one {
+		c.Tape().ScaleGrads(1 / float64(t.ranks))
+	}
 	return loss, sum.MulScalar(float64(t.ranks) / float64(valid)).Backward(ctx)
 }
 
@@ -335,11 +386,8 @@ func (t *trainer) update(params []*nn.Parameter, scale *tensor.Tensor) {
 		return
 	}
 	for _, p := range params {
-		if g := p.Grad(); g != nil {
+		if g := gradientOf(p); g != nil {
 			p.Data().Axpy(-0.02*scale.Item(), g)
-		}
-		if g := p.RowGrad(); g != nil {
-			p.Data().Axpy(-0.02*scale.Item(), g.Dense())
 		}
 	}
 }

@@ -105,7 +105,7 @@ again:
 
 // check trains as a draw says, alone and on ranks, and compares.
 func (d draw) check(t *testing.T) error {
-	want, err := d.alone(t.Context(), false)
+	want, err := d.alone(t.Context(), 0)
 	if err != nil {
 		return fmt.Errorf("one rank: %w", err)
 	}
@@ -113,18 +113,17 @@ func (d draw) check(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	rounding := want
-	if err := d.compare(got, want, rounding); err != nil {
-		// Sums that nearly cancel differ by more between two orders of one rank too.
-		if rounding, err = d.alone(t.Context(), true); err != nil {
-			return fmt.Errorf("one rank, batches apart: %w", err)
+	own := rounding{}
+	if err := d.compare(got, want, own); err != nil {
+		if own, err = d.rounding(t.Context(), want); err != nil {
+			return fmt.Errorf("one rank: %w", err)
 		}
-		if err := d.compare(got, want, rounding); err != nil {
+		if err := d.compare(got, want, own); err != nil {
 			return err
 		}
 		numRounded++
 	}
-	return d.reload(t, got, want, rounding)
+	return d.reload(t, got, want, own)
 }
 
 // numRounded is how many draws needed more than the plain limits.
@@ -147,9 +146,9 @@ func (d draw) onRanks(t *testing.T, from map[string]part) (outcome, error) {
 // be the same bits.
 func (d draw) assemble(ranks []outcome) (outcome, error) {
 	whole := d.Model.build(int64(d.Seed), tensor.Float32)
-	all := outcome{norms: ranks[0].norms, losses: make([]float64, len(ranks[0].losses)), grads: make(map[string]part), state: make(map[string]part)}
+	all := outcome{norms: ranks[0].norms, scales: ranks[0].scales, losses: make([]float64, len(ranks[0].losses)), grads: make(map[string]part), state: make(map[string]part)}
 	for i, r := range ranks {
-		if !slices.Equal(r.norms, all.norms) {
+		if !slices.Equal(r.norms, all.norms) || !slices.Equal(r.scales, all.scales) {
 			return all, fmt.Errorf("rank %d has the norms %v, rank 0 %v", i, r.norms, all.norms)
 		}
 		for step, loss := range r.losses {
@@ -195,46 +194,97 @@ func (d draw) assemble(ranks []outcome) (outcome, error) {
 }
 
 // joinParts puts the parts of a tensor of some shape together, of which rank
-// i has chunk i % shards along dim 0: PyTorch's rule, whose chunks have the size
-// ⌈n/shards⌉ and of which the last ones may be short or empty.
+// i has chunk i % shards.
 func joinParts(parts []part, shape []int, shards int) (part, error) {
 	all := part{shape: shape}
+	for _, p := range parts[:shards] {
+		all.elements = append(all.elements, p.elements...)
+	}
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	if len(all.elements) != n {
+		return all, fmt.Errorf("the ranks hold %d elements of %d", len(all.elements), n)
+	}
 	for i, p := range parts {
-		want := slices.Clone(shape)
-		if shards > 1 {
-			size := (shape[0] + shards - 1) / shards
-			want[0] = min(size, max(0, shape[0]-size*(i%shards)))
+		want := all.chunk(i%shards, shards)
+		if !slices.Equal(p.shape, want.shape) {
+			return all, fmt.Errorf("rank %d has %v, want %v", i, p.shape, want.shape)
 		}
-		if !slices.Equal(p.shape, want) {
-			return all, fmt.Errorf("rank %d has %v, want %v", i, p.shape, want)
-		}
-		if i < shards {
-			all.elements = append(all.elements, p.elements...)
-		} else if !slices.Equal(p.elements, parts[i%shards].elements) {
+		if !slices.Equal(p.elements, want.elements) {
 			return all, fmt.Errorf("ranks %d and %d have different elements", i%shards, i)
 		}
 	}
 	return all, nil
 }
 
-// compare says what of two outcomes differs by more than rounding: by a limit, or
-// by four times what one rank differs from itself when it adds in another order.
-func (d draw) compare(got, want, rounding outcome) error {
+// rounding is how far one rank's results may be from themselves: by its absolute
+// error. Sums that nearly cancel have more of it than the limits allow.
+type rounding struct {
+	losses, norms, scales [numSteps + 1]float64
+	grads, state          map[string]float64
+}
+
+// rounding trains variants of one rank, and takes ten times what is furthest from
+// want. Gradients may also be off by 1e-6 of what the single batches contribute.
+func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
+	var r rounding
+	var err error
+	if r.grads, err = d.terms(ctx); err != nil {
+		return r, err
+	}
+	for name := range r.grads {
+		r.grads[name] *= 1e-6
+	}
+	r.state = make(map[string]float64)
+	for variant := 1; variant <= 4; variant++ {
+		other, err := d.alone(ctx, variant)
+		if err != nil {
+			return r, fmt.Errorf("variant %d: %w", variant, err)
+		}
+		for i := range want.losses {
+			r.losses[i] = max(r.losses[i], 10*math.Abs(other.losses[i]-want.losses[i]))
+			r.norms[i] = max(r.norms[i], 10*math.Abs(other.norms[i]-want.norms[i]))
+			r.scales[i] = max(r.scales[i], 10*math.Abs(other.scales[i]-want.scales[i]))
+		}
+		spread(r.grads, other.grads, want.grads)
+		spread(r.state, other.state, want.state)
+	}
+	return r, nil
+}
+
+// spread raises the most that elements may be off to ten times the difference of
+// two outcomes.
+func spread(most map[string]float64, a, b map[string]part) {
+	for name := range b {
+		for i, e := range a[name].elements {
+			most[name] = max(most[name], 10*math.Abs(e-b[name].elements[i]))
+		}
+	}
+}
+
+// compare says what of two outcomes differs by more than a limit and by more than
+// one rank's own rounding.
+func (d draw) compare(got, want outcome, own rounding) error {
 	limit := 1e-5
 	if d.Float64 {
 		limit = 1e-10
 	}
 	for i := range got.losses {
-		if !near(got.losses[i], want.losses[i], rounding.losses[i], limit) {
+		if !near(got.losses[i], want.losses[i], limit, own.losses[i]) {
 			return fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
 		}
 		if i == 0 {
-			if err := closeParts("gradient of ", got.grads, want.grads, rounding.grads, limit); err != nil {
+			if err := closeParts("gradient of ", got.grads, want.grads, limit, own.grads); err != nil {
 				return err
 			}
 		}
-		if !near(got.norms[i], want.norms[i], rounding.norms[i], limit) {
+		if !near(got.norms[i], want.norms[i], limit, own.norms[i]) {
 			return fmt.Errorf("step %d: the norm of the gradients is %v, want %v", i, got.norms[i], want.norms[i])
+		}
+		if !near(got.scales[i], want.scales[i], limit, own.scales[i]) {
+			return fmt.Errorf("step %d: gradients are clipped by %v, want %v", i, got.scales[i], want.scales[i])
 		}
 	}
 	if d.Optimizer == "adamw" {
@@ -244,18 +294,18 @@ func (d draw) compare(got, want, rounding outcome) error {
 	if seen := got.state["seen"].elements; !slices.Equal(seen, []float64{passes}) {
 		return fmt.Errorf("the buffer seen is %v after %v passes", seen, passes)
 	}
-	got.state["seen"], rounding.state["seen"] = want.state["seen"], want.state["seen"] // counts the passes of all ranks
-	return closeParts("", got.state, want.state, rounding.state, limit)
+	want.state["seen"] = got.state["seen"] // of one rank, it counts the passes of all
+	return closeParts("", got.state, want.state, limit, own.state)
 }
 
 // near compares numbers.
-func near(got, want, rounding, limit float64) bool {
-	return math.Abs(got-want) <= max(limit*math.Abs(want), 4*math.Abs(rounding-want))
+func near(got, want, limit, own float64) bool {
+	return math.Abs(got-want) <= max(limit*math.Abs(want), own)
 }
 
-// closeParts compares tensors by name, ‖Δ‖∞ relative to ‖want‖∞.
-// rounding is want, or what it could be as well.
-func closeParts(what string, got, want, rounding map[string]part, limit float64) error {
+// closeParts compares tensors by name: ‖Δ‖∞ may be as large as limit times
+// ‖want‖∞, or as one rank's own rounding.
+func closeParts(what string, got, want map[string]part, limit float64, own map[string]float64) error {
 	for _, name := range slices.Sorted(mapKeys(want)) {
 		w := want[name]
 		g, has := got[name]
@@ -265,15 +315,14 @@ func closeParts(what string, got, want, rounding map[string]part, limit float64)
 		if !slices.Equal(g.shape, w.shape) {
 			return fmt.Errorf("%s%s has the shape %v, want %v", what, name, g.shape, w.shape)
 		}
-		most, off, own, at := 0.0, 0.0, 0.0, 0
+		most, off, at := 0.0, 0.0, 0
 		for i := range w.elements {
 			most = max(most, math.Abs(w.elements[i]))
-			own = max(own, math.Abs(rounding[name].elements[i]-w.elements[i]))
 			if delta := math.Abs(g.elements[i] - w.elements[i]); !(delta <= off) {
 				off, at = delta, i
 			}
 		}
-		if !(off <= max(limit*most, 4*own)) {
+		if !(off <= max(limit*most, own[name])) {
 			return fmt.Errorf("%s%s is off by %.1e of its largest element: element %d is %v, want %v",
 				what, name, off/most, at, g.elements[at], w.elements[at])
 		}
@@ -288,7 +337,7 @@ func closeParts(what string, got, want, rounding map[string]part, limit float64)
 
 // reload loads the state of the ranks into a new model that is split in another
 // way, and compares what its next step begins with.
-func (d draw) reload(t *testing.T, got, want, rounding outcome) error {
+func (d draw) reload(t *testing.T, got, want outcome, own rounding) error {
 	other := d
 	other.Replicate, other.Shard = d.Shard, d.Replicate
 	if d.Strategy == "ddp" {
@@ -302,10 +351,10 @@ func (d draw) reload(t *testing.T, got, want, rounding outcome) error {
 	if d.Float64 {
 		limit = 1e-9
 	}
-	if got, want, rounding := again.losses[0], want.losses[numSteps], rounding.losses[numSteps]; !near(got, want, rounding, limit) {
+	if got, want := again.losses[0], want.losses[numSteps]; !near(got, want, limit, own.losses[numSteps]) {
 		return fmt.Errorf("reloaded: the loss is %v, want %v", got, want)
 	}
-	if got, want, rounding := again.norms[0], want.norms[numSteps], rounding.norms[numSteps]; !near(got, want, rounding, limit) {
+	if got, want := again.norms[0], want.norms[numSteps]; !near(got, want, limit, own.norms[numSteps]) {
 		return fmt.Errorf("reloaded: the norm of the gradients is %v, want %v", got, want)
 	}
 	return nil
