@@ -5,7 +5,7 @@
 
 writes fully_shard_VERSION.json beside itself: the first values, the batches, and
 of each mesh and optimizer the losses, the norms of the gradients, and the shard
-that each rank has of each parameter after the last step. fully_shard_test.go does
+that each rank has of each parameter after the last step. pytorch_fully_shard_test.go does
 the same with parallel.FullyShard and compares.
 """
 
