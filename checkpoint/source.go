@@ -16,6 +16,8 @@ type Source interface {
 	Infos() []safetensors.Info
 	// ReadTensor reads a tensor's bytes into dst, which must be exactly as long.
 	ReadTensor(name string, dst []byte) error
+	// ReadRange reads len(dst) bytes of a tensor from its byte offset on.
+	ReadRange(name string, dst []byte, offset int64) error
 }
 
 // Rename returns src with every tensor called what name returns for it; one for
@@ -46,9 +48,26 @@ type renamed struct {
 func (r *renamed) Infos() []safetensors.Info { return r.infos }
 
 func (r *renamed) ReadTensor(name string, dst []byte) error {
-	from, ok := r.original[name]
-	if !ok {
-		return fmt.Errorf("checkpoint: %s has no tensor for %q", r.Name(), name)
+	from, err := r.find(name)
+	if err != nil {
+		return err
 	}
 	return r.Source.ReadTensor(from, dst)
+}
+
+func (r *renamed) ReadRange(name string, dst []byte, offset int64) error {
+	from, err := r.find(name)
+	if err != nil {
+		return err
+	}
+	return r.Source.ReadRange(from, dst, offset)
+}
+
+// find returns the source's name of a tensor.
+func (r *renamed) find(name string) (string, error) {
+	from, ok := r.original[name]
+	if !ok {
+		return "", fmt.Errorf("checkpoint: %s has no tensor for %q", r.Name(), name)
+	}
+	return from, nil
 }

@@ -95,11 +95,29 @@ func (f *Folder) Infos() []safetensors.Info { return slices.Clone(f.infos) }
 
 // ReadTensor reads a tensor's bytes into dst, which must be exactly as long.
 func (f *Folder) ReadTensor(name string, dst []byte) error {
-	shard := f.where[name]
-	if shard == nil {
-		return fmt.Errorf("huggingface: %s has no tensor %q", f.dir, name)
+	shard, err := f.find(name)
+	if err != nil {
+		return err
 	}
 	return shard.ReadTensor(name, dst)
+}
+
+// ReadRange reads len(dst) bytes of a tensor from its byte offset on.
+func (f *Folder) ReadRange(name string, dst []byte, offset int64) error {
+	shard, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	return shard.ReadRange(name, dst, offset)
+}
+
+// find returns the file that holds a tensor.
+func (f *Folder) find(name string) (*safetensors.File, error) {
+	shard := f.where[name]
+	if shard == nil {
+		return nil, fmt.Errorf("huggingface: %s has no tensor %q", f.dir, name)
+	}
+	return shard, nil
 }
 
 // Config returns the text of config.json.

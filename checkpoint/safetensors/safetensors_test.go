@@ -297,6 +297,41 @@ func TestWriteRefuses(t *testing.T) {
 	}
 }
 
+// TestWriteEach: a file whose tensors are made one after the other is the file of all at
+// once, and they are asked for in the order in which the file has them.
+func TestWriteEach(t *testing.T) {
+	var infos []safetensors.Info
+	var all []safetensors.Tensor
+	for i, d := range []safetensors.DType{safetensors.U8, safetensors.F32, safetensors.I64, safetensors.F32} {
+		info := safetensors.Info{Name: string(rune('d' - i)), DType: d, Shape: []int{3}}
+		infos = append(infos, info)
+		all = append(all, safetensors.Tensor{Info: info, Data: bytes.Repeat([]byte{byte(i + 1)}, int(info.NumBytes()))})
+	}
+	var whole, parts bytes.Buffer
+	if err := safetensors.Write(&whole, all, nil); err != nil {
+		t.Fatal(err)
+	}
+	var asked []safetensors.Info
+	one := make([]byte, 24) // the memory of one tensor
+	data := func(info safetensors.Info) ([]byte, error) {
+		asked = append(asked, info)
+		i := int('d' - info.Name[0])
+		return one[:copy(one, all[i].Data)], nil
+	}
+	if err := safetensors.WriteEach(&parts, infos, nil, data); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(parts.Bytes(), whole.Bytes()) {
+		t.Error("the file is another one")
+	}
+	if want, err := safetensors.Ordered(infos); err != nil || !reflect.DeepEqual(asked, want) {
+		t.Errorf("asked for %v, want %v, %v", asked, want, err)
+	}
+	if err := safetensors.WriteEach(&parts, infos, nil, func(safetensors.Info) ([]byte, error) { return nil, errFull }); !errors.Is(err, errFull) {
+		t.Errorf("got %v, want the error of the data", err)
+	}
+}
+
 // failAfter is a writer that fails once n bytes are through.
 type failAfter struct{ n int }
 

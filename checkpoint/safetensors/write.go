@@ -23,41 +23,71 @@ type Tensor struct {
 // [FormatError], before anything is written, when the tensors cannot make a
 // file, and w's error as it is.
 func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
-	order := make([]*Tensor, len(tensors))
-	names := make(map[string]bool, len(tensors))
-	for i := range tensors {
-		t := &tensors[i]
-		if names[t.Name] {
-			return &FormatError{Tensor: t.Name, Offset: -1, Problem: "is there twice"}
+	infos, data := make([]Info, len(tensors)), make(map[string][]byte, len(tensors))
+	for i, t := range tensors {
+		infos[i], data[t.Name] = t.Info, t.Data
+		if err := t.checkSize(t.Data); err != nil {
+			return err
 		}
-		names[t.Name] = true
-		order[i] = t
 	}
-	slices.SortFunc(order, func(a, b *Tensor) int { return compareLayout(a.Info, b.Info) })
-	infos := make([]Info, len(order))
-	for i, t := range order {
-		infos[i] = t.Info
+	return WriteEach(w, infos, metadata, func(info Info) ([]byte, error) { return data[info.Name], nil })
+}
+
+// WriteEach is [Write] for tensors whose bytes are made one after the other, so that
+// those of all need not be there at the same time. It calls data for each tensor, in
+// the order of [Ordered]. The bytes must stay as they are until the next call. An error
+// of data is returned as it is, and the file is not whole then.
+func WriteEach(w io.Writer, infos []Info, metadata map[string]string, data func(info Info) ([]byte, error)) error {
+	infos, err := Ordered(infos)
+	if err != nil {
+		return err
 	}
 	header, err := encodeHeader(infos, metadata)
 	if err != nil {
 		return err
 	}
-	for _, t := range order {
-		if want := t.NumBytes(); int64(len(t.Data)) != want {
-			return &FormatError{Tensor: t.Name, Offset: -1,
-				Problem: fmt.Sprintf("is given with %d bytes, but shape %v of %v has %d", len(t.Data), t.Shape, t.DType, want)}
-		}
-	}
 	if _, err := w.Write(header); err != nil {
 		return err
 	}
-	for _, t := range order {
-		if len(t.Data) == 0 {
-			continue
-		}
-		if _, err := w.Write(t.Data); err != nil {
+	for _, info := range infos {
+		b, err := data(info)
+		if err != nil {
 			return err
 		}
+		if err := info.checkSize(b); err != nil {
+			return err
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ordered returns tensors in the order in which a file has their bytes. A name that is
+// there twice is a [FormatError].
+func Ordered(infos []Info) ([]Info, error) {
+	names := make(map[string]bool, len(infos))
+	for _, info := range infos {
+		if names[info.Name] {
+			return nil, &FormatError{Tensor: info.Name, Offset: -1, Problem: "is there twice"}
+		}
+		names[info.Name] = true
+	}
+	ordered := slices.Clone(infos)
+	slices.SortFunc(ordered, compareLayout)
+	return ordered, nil
+}
+
+// checkSize reports bytes that are not those of a tensor. An info that is of no tensor
+// is for the header to report.
+func (i Info) checkSize(b []byte) error {
+	if want := i.NumBytes(); want >= 0 && int64(len(b)) != want {
+		return &FormatError{Tensor: i.Name, Offset: -1,
+			Problem: fmt.Sprintf("is given with %d bytes, but shape %v of %v has %d", len(b), i.Shape, i.DType, want)}
 	}
 	return nil
 }
