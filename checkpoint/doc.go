@@ -17,6 +17,10 @@
 // they were and a .tmp directory that the next Save removes. Old checkpoints
 // go only after the new one is durable.
 //
+// Where ranks hold parts of tensors, the file still has the whole ones. [WriteParts]
+// puts one tensor together at a time, on rank 0, and [LoadParts] reads what a rank
+// holds: so a checkpoint goes on any number of ranks, and no rank has it all.
+//
 // [Latest] lists the directory and returns the newest checkpoint whose every
 // byte agrees with its manifest, and by name those it had to pass over.
 //

@@ -38,35 +38,12 @@ func WithWidening() LoadOption { return func(l *loading) { l.widen = true } }
 // float64, rounded to the nearest, as PyTorch does it.
 func WithNarrowing() LoadOption { return func(l *loading) { l.narrow = true } }
 
-// named is a tensor with its description in a file.
-type named struct {
-	info   safetensors.Info
-	tensor *tensor.Tensor
-}
-
 // WriteTensors writes tensors as a safetensors file; a tensor whose elements
 // do not lie densely, or on a device whose memory the CPU does not see, is copied
 // first. metadata may be nil. The tensors must
 // not change until it returns.
 func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]string) error {
-	list, err := describe(name, tensors)
-	if err != nil {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.fail("encode", name, err)
-	}
-	raw := make([]safetensors.Tensor, len(list))
-	for i := range list {
-		// The dense copy must live as long as its bytes are used.
-		list[i].tensor = list[i].tensor.Detach().Contiguous()
-		if dev := list[i].tensor.Device(); dev != tensor.Meta && !tensor.CPUSees(dev) {
-			list[i].tensor = list[i].tensor.ToDevice(tensor.CPU())
-		}
-		raw[i] = safetensors.Tensor{Info: list[i].info, Data: list[i].tensor.Buffer().Data}
-	}
-	err = w.WriteSafetensors(name, raw, metadata)
-	runtime.KeepAlive(list)
-	return err
+	return WriteParts(w.ctx, w, name, Whole(tensors), metadata)
 }
 
 // LoadTensors fills tensors, in place, from a file of the checkpoint. If names,
@@ -86,30 +63,30 @@ func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOptio
 // reads no data and needs none: with a model on tensor.Meta, nothing is allocated
 // for what a configuration says before the files agree.
 func MatchTensors(f Source, tensors Tensors, opts ...LoadOption) error {
-	list, err := list(f.Name(), tensors)
-	if err != nil {
+	list := Whole(tensors)
+	if err := checkList(f.Name(), list); err != nil {
 		return err
 	}
-	_, err = match(f, list, opts)
+	_, err := match(f, list, opts)
 	return err
 }
 
 // match compares tensors with a source's, and returns the dtype that each of them
 // is filled from.
-func match(f Source, list []named, opts []LoadOption) ([]tensor.DType, error) {
+func match(f Source, list []Part, opts []LoadOption) ([]tensor.DType, error) {
 	var l loading
 	for _, o := range opts {
 		o(&l)
 	}
-	infos, from := make([]safetensors.Info, len(list)), make([]tensor.DType, len(list))
+	infos, from := infosOf(list), make([]tensor.DType, len(list))
 	stored := make(map[string]safetensors.DType)
 	for _, info := range f.Infos() {
 		stored[info.Name] = info.DType
 	}
-	for i, n := range list {
-		infos[i], from[i] = n.info, n.tensor.DType()
+	for i, p := range list {
+		from[i] = p.Local.DType()
 		if from[i] == tensor.Float32 {
-			from[i] = l.convertible(stored[n.info.Name])
+			from[i] = l.convertible(stored[p.Name])
 			infos[i].DType = fileDTypes[from[i]]
 		}
 	}
@@ -121,7 +98,12 @@ func match(f Source, list []named, opts []LoadOption) ([]tensor.DType, error) {
 
 // LoadTensors is [Checkpoint.LoadTensors] from any source.
 func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
-	list, err := describe(f.Name(), tensors)
+	return LoadParts(f, Whole(tensors), opts...)
+}
+
+// LoadParts is [Checkpoint.LoadParts] from any source.
+func LoadParts(f Source, parts []Part, opts ...LoadOption) error {
+	list, err := describe(f.Name(), parts)
 	if err != nil {
 		return err
 	}
@@ -129,42 +111,51 @@ func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 	if err != nil {
 		return err
 	}
-	for i, n := range list {
-		dense, dev := n.tensor, n.tensor.Device()
-		if dev != tensor.Meta && !tensor.CPUSees(dev) {
-			dev = tensor.CPU()
-		}
-		if !dense.IsContiguous() || from[i] != dense.DType() || dev != dense.Device() {
-			dense = tensor.New(dev, from[i], dense.Shape()...)
-		}
-		err := f.ReadTensor(n.info.Name, dense.Buffer().Data)
-		dense.MarkWritten()
-		if err != nil {
+	for i, p := range list {
+		if err := p.load(f, from[i]); err != nil {
 			return err
 		}
-		if from[i] == tensor.Bool {
-			for at, b := range dense.Buffer().Data {
-				if b > 1 {
-					return fmt.Errorf("checkpoint: %s: tensor %q: element %d is %d, which is no bool", f.Name(), n.info.Name, at, b)
-				}
+	}
+	return nil
+}
+
+// load fills a part from a tensor that is of a dtype in the file.
+func (p Part) load(f Source, from tensor.DType) error {
+	dense, dev := p.Local, p.Local.Device()
+	if !tensor.CPUSees(dev) {
+		dev = tensor.CPU()
+	}
+	if !dense.IsContiguous() || from != dense.DType() || dev != dense.Device() {
+		dense = tensor.New(dev, from, dense.Shape()...)
+		defer dense.Free()
+	}
+	err := p.read(f, dense.Buffer().Data, from.Size())
+	dense.MarkWritten()
+	if err != nil {
+		return err
+	}
+	if from == tensor.Bool {
+		for at, b := range dense.Buffer().Data {
+			if b > 1 {
+				return fmt.Errorf("checkpoint: %s: tensor %q: element %d is %d, which is no bool", f.Name(), p.Name, at, b)
 			}
 		}
-		if dense != n.tensor {
-			n.tensor.CopyFrom(dense.To(n.tensor.DType()).ToDevice(n.tensor.Device()))
-		}
-		runtime.KeepAlive(dense)
 	}
+	if dense != p.Local {
+		p.Local.CopyFrom(dense.To(p.Local.DType()).ToDevice(p.Local.Device()))
+	}
+	runtime.KeepAlive(dense)
 	return nil
 }
 
 // inModelDTypes puts the model's own dtypes into the message where others would
 // have done too.
-func inModelDTypes(err error, list []named) error {
+func inModelDTypes(err error, list []Part) error {
 	var e *StateDictError
 	if errors.As(err, &e) {
 		own := make(map[string]safetensors.DType, len(list))
-		for _, n := range list {
-			own[n.info.Name] = n.info.DType
+		for _, p := range list {
+			own[p.Name] = fileDTypes[p.Local.DType()]
 		}
 		for i, m := range e.Misshapen {
 			e.Misshapen[i].Want.DType = own[m.Name]
@@ -189,46 +180,49 @@ func (l loading) convertible(stored safetensors.DType) tensor.DType {
 
 // Describe returns name, dtype and shape of each tensor, for [Fingerprint] and
 // [MatchStateDict].
-func Describe(tensors Tensors) ([]safetensors.Info, error) {
-	list, err := describe("the state dict", tensors)
-	infos := make([]safetensors.Info, len(list))
-	for i, n := range list {
-		infos[i] = n.info
-	}
-	return infos, err
+func Describe(tensors Tensors) ([]safetensors.Info, error) { return DescribeParts(Whole(tensors)) }
+
+// DescribeParts is Describe for the whole tensors of parts.
+func DescribeParts(parts []Part) ([]safetensors.Info, error) {
+	list, err := describe("the state dict", parts)
+	return infosOf(list), err
 }
 
-// describe is list for tensors that must have data.
-func describe(file string, tensors Tensors) ([]named, error) {
-	list, err := list(file, tensors)
-	if err != nil {
+func infosOf(list []Part) []safetensors.Info {
+	infos := make([]safetensors.Info, len(list))
+	for i, p := range list {
+		infos[i] = safetensors.Info{Name: p.Name, DType: fileDTypes[p.Local.DType()], Shape: p.shape()}
+	}
+	return infos
+}
+
+// describe returns parts that have data and can be put together.
+func describe(file string, parts []Part) ([]Part, error) {
+	if err := checkList(file, parts); err != nil {
 		return nil, err
 	}
-	for _, n := range list {
-		if n.tensor.Device() == tensor.Meta {
-			return nil, fmt.Errorf("checkpoint: %s: tensor %q is on the meta device and has no data: make it on the CPU first", file, n.info.Name)
+	for _, p := range parts {
+		if p.Local.Device() == tensor.Meta {
+			return nil, fmt.Errorf("checkpoint: %s: tensor %q is on the meta device and has no data: make it on the CPU first", file, p.Name)
+		}
+		if err := p.check(); err != nil {
+			return nil, fmt.Errorf("checkpoint: %s: tensor %q %w", file, p.Name, err)
 		}
 	}
-	return list, nil
+	return parts, nil
 }
 
-// list describes tensors, each of which has a name of its own.
-func list(file string, tensors Tensors) ([]named, error) {
-	var list []named
-	seen := map[string]bool{}
-	for name, t := range tensors {
-		fail := func(problem string) ([]named, error) {
-			return nil, fmt.Errorf("checkpoint: %s: tensor %q %s", file, name, problem)
+// checkList wants tensors each of which has a name of its own.
+func checkList(file string, parts []Part) error {
+	seen := make(map[string]bool, len(parts))
+	for _, p := range parts {
+		switch {
+		case seen[p.Name]:
+			return fmt.Errorf("checkpoint: %s: tensor %q is there twice: give every tensor a name of its own", file, p.Name)
+		case p.Local == nil:
+			return fmt.Errorf("checkpoint: %s: tensor %q is nil", file, p.Name)
 		}
-		if seen[name] {
-			return fail("is there twice: give every tensor a name of its own")
-		}
-		seen[name] = true
-		if t == nil {
-			return fail("is nil")
-		}
-		info := safetensors.Info{Name: name, DType: fileDTypes[t.DType()], Shape: t.Shape()}
-		list = append(list, named{info, t})
+		seen[p.Name] = true
 	}
-	return list, nil
+	return nil
 }

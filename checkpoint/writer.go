@@ -87,6 +87,13 @@ func (w *Writer) WriteJSON(name string, v any) error {
 // with the metadata {"format":"pt"}, which Hugging Face's tools ask for, and
 // metadata besides.
 func (w *Writer) WriteSafetensors(name string, tensors []safetensors.Tensor, metadata map[string]string) error {
+	return w.writeSafetensors(name, metadata, func(f *File, metadata map[string]string) error {
+		return safetensors.Write(f, tensors, metadata)
+	})
+}
+
+// writeSafetensors writes a file by write, which is given the metadata with the format.
+func (w *Writer) writeSafetensors(name string, metadata map[string]string, write func(f *File, metadata map[string]string) error) error {
 	all := map[string]string{"format": "pt"}
 	for k, v := range metadata {
 		all[k] = v
@@ -95,7 +102,7 @@ func (w *Writer) WriteSafetensors(name string, tensors []safetensors.Tensor, met
 	if err != nil {
 		return err
 	}
-	if err := safetensors.Write(f, tensors, all); err != nil {
+	if err := write(f, all); err != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return w.fail("encode", f.f.Name(), err)
