@@ -57,6 +57,8 @@ func (t *Tensor) Restore(fill func(t *Tensor) error) error {
 	s.state = live
 	if s.scope == nil {
 		s.leaveToCollector()
+	} else {
+		s.scope.count(s.mem.Size)
 	}
 	version, filled := s.version, false
 	defer func() {

@@ -145,3 +145,27 @@ func TestReadingFromMeta(t *testing.T) {
 	rows.Add(rows)
 	SumRowGrads(rows, rows)
 }
+
+// TestPeakOnMeta: a pass on Meta says how much memory the same pass takes on the CPU.
+func TestPeakOnMeta(t *testing.T) {
+	peak := func(dev Device) (most, left int64) {
+		tape := NewTape(true)
+		defer tape.Close()
+		w := tape.Leaf(New(dev, Float32, 64, 64))
+		x := tape.Const(New(dev, Float32, 32, 64))
+		for range 4 {
+			x = x.MatMul(w).GELU()
+		}
+		loss := x.Square().Mean()
+		tape.Count(1000)
+		if _, err := loss.Grad(t.Context(), nil, []*Tensor{w}); err != nil {
+			t.Fatal(err)
+		}
+		tape.Count(-1000)
+		return tape.PeakBytes(), tape.LiveBytes()
+	}
+	want, left := peak(CPU())
+	if got, rest := peak(Meta); got != want || rest != left || got < 9*32*64*4+1000 || left >= got {
+		t.Errorf("a pass on meta holds %d bytes at most and %d at its end, on the CPU %d and %d", got, rest, want, left)
+	}
+}

@@ -38,6 +38,7 @@ func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
 	s := &storage{dev: dev, mem: memory(dev, size, shared), shared: shared}
 	if sc != nil && !sc.closed {
 		s.scope, s.born = sc, sc.born
+		sc.count(size)
 		sc.live = append(sc.live, s)
 		sc.born++
 	} else {
@@ -96,6 +97,9 @@ func (s *storage) giveUp() {
 	}
 	s.dev.Free(s.mem)
 	s.mem = device.Memory{Size: s.mem.Size}
+	if s.scope != nil {
+		s.scope.count(-s.mem.Size)
+	}
 }
 
 // free ends the storage. Whoever owns it calls it.
@@ -142,6 +146,14 @@ type scope struct {
 	live   []*storage
 	born   uint64 // how many were made
 	closed bool   // what is made from now on is left to the collector
+	bytes  int64  // that they hold now, with what Tape.Count has added
+	peak   int64  // the most that bytes has been
+}
+
+// count adds to the bytes that are held.
+func (sc *scope) count(numBytes int) {
+	sc.bytes += int64(numBytes)
+	sc.peak = max(sc.peak, sc.bytes)
 }
 
 // release frees everything. It is the tape's Close, or its cleanup when it

@@ -154,15 +154,15 @@ func (tp *Tape) ScaleGrads(f float64) {
 }
 
 // LiveBytes returns how much memory the values of the tape hold now.
-func (tp *Tape) LiveBytes() int64 {
-	total := int64(0)
-	for _, s := range tp.scope.live {
-		if s.scope == tp.scope && s.state == live {
-			total += int64(s.mem.Size)
-		}
-	}
-	return total
-}
+func (tp *Tape) LiveBytes() int64 { return tp.scope.bytes }
+
+// PeakBytes returns the most that [Tape.LiveBytes] has been. Of a tape whose values are on
+// [Meta] it says how much memory a pass would take.
+func (tp *Tape) PeakBytes() int64 { return tp.scope.peak }
+
+// Count adds numBytes to what the tape's values hold, or takes them off when numBytes is
+// negative: memory that a wrapper would hold besides, in a pass on [Meta] that plans memory.
+func (tp *Tape) Count(numBytes int64) { tp.scope.count(int(numBytes)) }
 
 // Close frees everything that was made under the tape and not kept. Using such
 // a value afterwards panics. Close may be called twice.

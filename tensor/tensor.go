@@ -204,6 +204,7 @@ func (t *Tensor) WithFloat64s(fn func(data []float64)) {
 func (t *Tensor) Keep() *Tensor {
 	t.check("keep")
 	if s := t.storage; s.scope != nil {
+		s.scope.count(-s.mem.Size)
 		s.scope = nil
 		s.leaveToCollector()
 	}
