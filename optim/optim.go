@@ -231,6 +231,24 @@ func (b *base[O]) State() nn.NamedTensors {
 	return out
 }
 
+// NumStates returns how many tensors of its shape an optimizer of this package keeps for a
+// parameter: 2 for Adam, none for plain SGD.
+func NumStates(o Optimizer, p *nn.Parameter) int {
+	if of, ok := o.(interface{ numStates(p *nn.Parameter) int }); ok {
+		return of.numStates(p)
+	}
+	return 0
+}
+
+func (b *base[O]) numStates(p *nn.Parameter) int {
+	for _, g := range b.groups {
+		if slices.Contains(g.params, p) {
+			return len(g.kinds)
+		}
+	}
+	return 0
+}
+
 // NumSteps returns how often Step has run.
 func (b *base[O]) NumSteps() int { return b.numSteps }
 

@@ -37,6 +37,7 @@
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
+//	prediction.go       what a step will take: memory, and bytes between ranks
 //	mismatch.go         MismatchError: ranks with different models
 //	straggler.go        ranks that the others wait for
 //	sync_batchnorm.go   batch norms over the batches of all ranks

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Prediction is what a training step will take of this rank, in bytes. It is known before the
+// first step.
+type Prediction struct {
+	// StateBytes is the parameters, gradients and optimizer state that the rank holds between
+	// steps. A gradient by rows (nn.Parameter.Sparse) has a size that depends on the batch, and
+	// counts as none.
+	StateBytes int64
+	// PeakBytes is the most that the tensors of the rank hold at once in a step: the state,
+	// buffers, the batch, and the values that the passes make. NoPeak says why it is not known.
+	PeakBytes int64
+	NoPeak    error
+	// SentBytes is the data that the rank gives to other ranks in a step whose gradients are
+	// reduced, to the byte (dist.Traffic). NoSent says why it is not known.
+	SentBytes int64
+	NoSent    error
+}
+
+// PredictOptions say what a step is, besides its model and its strategy.
+type PredictOptions struct {
+	Optimizer optim.Optimizer // nil for none
+	// Loss runs the model on a batch and returns the loss, as the step will. Predict calls it
+	// once with values that have shapes and no data: the carrier's device is tensor.Meta, and
+	// the batch must be there too. nil leaves the peak out.
+	Loss       func(c *nn.Ctx, model any) *tensor.Tensor
+	BatchBytes int64             // of the tensors of a batch
+	Around     []nn.Interceptor  // of the step's passes, such as nn.Recompute
+	Autocast   tensor.DType      // of the step's passes, 0 for none
+	Generator  *tensor.Generator // nil for one of Predict's own
+}
+
+// forecast is what a strategy knows of its steps beforehand.
+type forecast struct {
+	model any
+	// shape is the shape of what this rank keeps of a parameter, whole that of its value.
+	shape, whole func(p *nn.Parameter) []int
+	calls        []plannedCall // of a step whose gradients are reduced
+	noSent       error         // why calls are not all that is sent
+	extra        int64         // bytes that are held all the time besides the state and the buffers
+	around       nn.Interceptor
+}
+
+// plannedCall is a collective that a step will make.
+type plannedCall struct {
+	group  *dist.Group
+	call   operation.Call
+	shared bool // its tensors lie in shared memory
+}
+
+// forecaster is a strategy of which a step can be predicted.
+type forecaster interface{ forecast() forecast }
+
+// Predict returns what a training step of a strategy will take. It computes nothing and sends
+// nothing. The state and the bytes that are sent are pure functions of the shapes of the model
+// and of how it is spread. The peak comes from a pass on tensor.Meta, in which the memory of
+// every value is counted. Models that read values on the host, or that keep tensors outside of
+// parameters and buffers, have no such pass. Their peak is not predicted.
+func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
+	of, ok := s.(forecaster)
+	if !ok {
+		err := fmt.Errorf("predict: a %T does not say beforehand what its steps take", s)
+		return Prediction{NoPeak: err, NoSent: err}
+	}
+	f := of.forecast()
+	var p Prediction
+	p.StateBytes = f.stateBytes(o.Optimizer)
+	p.SentBytes, p.NoSent = f.sentBytes()
+	passes, err := f.dryRun(ctx, o)
+	if p.NoPeak = err; err == nil {
+		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + passes
+	}
+	return p
+}
+
+// stateBytes returns the bytes of this rank's parameters, gradients and optimizer state.
+func (f *forecast) stateBytes(o optim.Optimizer) int64 {
+	sum := int64(0)
+	for _, p := range nn.Parameters(f.model) {
+		bytes := sizeOf(f.shape(p), p.Data().DType())
+		sum += bytes
+		if p.Frozen {
+			continue
+		}
+		if !p.Sparse {
+			sum += bytes
+		}
+		if o == nil {
+			continue
+		}
+		if n := int64(optim.NumStates(o, p)); n > 0 {
+			const counter = 4 // how often the parameter was updated
+			sum += n*bytes + counter
+		}
+	}
+	return sum
+}
+
+// sentBytes returns the bytes that this rank gives to others in a step.
+func (f *forecast) sentBytes() (int64, error) {
+	sum := int64(0)
+	for _, c := range f.calls {
+		n, err := c.group.PredictSent(c.call, c.shared)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, f.noSent
+}
+
+// dryRun returns the most bytes that the values of a forward and a backward pass hold at once.
+func (f *forecast) dryRun(ctx context.Context, o PredictOptions) (peak int64, err error) {
+	if o.Loss == nil {
+		return 0, errors.New("predict: no loss was given to run on device meta")
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%v", v)
+		}
+		if err != nil {
+			err = fmt.Errorf("predict: the model cannot be run on device meta, so the peak is not known: %w", err)
+		}
+	}()
+	defer onMeta(nn.Buffers(f.model))()
+	generator := o.Generator
+	if generator == nil {
+		generator = tensor.NewGenerator(0)
+	}
+	c := nn.Training(ctx, nn.WithDevice(tensor.Meta), nn.WithAutocast(o.Autocast), nn.WithGenerator(generator))
+	defer c.Close()
+	defer c.Recover(&err)
+	inner := c
+	for _, i := range o.Around {
+		inner = inner.With(i)
+	}
+	if f.around != nil {
+		inner = inner.With(f.around)
+	}
+	loss := o.Loss(inner.With(&shapesOnly{whole: f.whole, leaves: map[*nn.Parameter]*tensor.Tensor{}}), f.model)
+	if err := loss.Backward(ctx); err != nil {
+		return 0, err
+	}
+	return c.Tape().PeakBytes(), nil
+}
+
+// onMeta gives buffers values without data. The function that it returns puts theirs back.
+func onMeta(buffers []*nn.Buffer) (restore func()) {
+	data := make([]*tensor.Tensor, len(buffers))
+	for i, b := range buffers {
+		data[i] = b.Data
+		b.Data = tensor.New(tensor.Meta, b.Data.DType(), b.Data.Shape()...)
+	}
+	return func() {
+		for i, b := range buffers {
+			b.Data = data[i]
+		}
+	}
+}
+
+// shapesOnly is an interceptor under which parameters have their shapes and no data.
+type shapesOnly struct {
+	whole  func(p *nn.Parameter) []int
+	leaves map[*nn.Parameter]*tensor.Tensor
+}
+
+func (*shapesOnly) InterceptCall(c *nn.Ctx, _ any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	return next(c, x)
+}
+
+func (s *shapesOnly) InterceptParam(c *nn.Ctx, p *nn.Parameter, _ func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	if t := s.leaves[p]; t != nil {
+		return t
+	}
+	value := tensor.New(tensor.Meta, p.Data().DType(), s.whole(p)...)
+	value.SetName(p.Name())
+	var leaf tensor.Leaf
+	if !p.Frozen {
+		leaf = shapeLeaf{tensor.New(tensor.Meta, value.DType(), value.Shape()...)}
+	}
+	t := c.Tape().Watch(value, leaf)
+	s.leaves[p] = t
+	return t
+}
+
+// shapeLeaf takes a gradient that has no data. What it takes counts as state.
+type shapeLeaf struct{ grad *tensor.Tensor }
+
+func (l shapeLeaf) GradBuffer() (*tensor.Tensor, bool) { return l.grad, false }
+func (shapeLeaf) GradReady(context.Context) error      { return nil }
+
+// sizeOf returns the bytes of a tensor.
+func sizeOf(shape []int, dtype tensor.DType) int64 {
+	n := int64(dtype.Size())
+	for _, s := range shape {
+		n *= int64(s)
+	}
+	return n
+}
+
+// bufferBytes returns the bytes of a model's buffers.
+func bufferBytes(model any) int64 {
+	sum := int64(0)
+	for _, b := range nn.Buffers(model) {
+		sum += sizeOf(b.Data.Shape(), b.Data.DType())
+	}
+	return sum
+}
+
+// whole is the shape of a parameter of which every rank has all.
+func whole(p *nn.Parameter) []int { return p.Data().Shape() }
+
+func (s *Single) forecast() forecast { return forecast{model: s.Model, shape: whole, whole: whole} }
+
+func (d *DDP) forecast() forecast {
+	f := forecast{model: d.Model, shape: whole, whole: whole}
+	r, ok := d.reducer.(*nativeReducer)
+	if !ok {
+		f.noSent = fmt.Errorf("predict: what PyTorch's ranks are sent is not counted")
+		return f
+	}
+	shared := d.group.LocalSize() > 1
+	for _, s := range r.shared {
+		f.extra += sizeOf(s.flat.Shape(), s.flat.DType())
+		f.calls = append(f.calls, plannedCall{group: d.group, call: operation.Call{Op: operation.Broadcast, DType: operation.DType(s.flat.DType()), Count: s.flat.NumElems()}})
+	}
+	for _, b := range r.buckets {
+		flat := b.flat
+		f.extra += int64(len(b.params)) * int64(flat.DType().Size()) // used
+		f.calls = append(f.calls, plannedCall{d.group, operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, shared})
+	}
+	if len(r.sparse) > 0 {
+		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.sparse[0].Name())
+	}
+	return f
+}
