@@ -10,8 +10,8 @@ import (
 const (
 	maxPieces = 1 << 16 // of a strided shard
 	maxBoxes  = 1 << 20 // of one rank
-	maxDim    = 1 << 48 // elements along a dim
-	maxRanks  = 1 << 24 // of a mesh
+	maxElems  = 1 << 43 // of a tensor; a dim of no elements counts as 1
+	maxRanks  = 1 << 18 // of a mesh
 )
 
 // Layout says how a tensor is spread over a mesh. Shape is the global shape. Placements has one
@@ -87,7 +87,7 @@ func LocalShape(shape, meshShape []int, placements []Placement, coordinate []int
 // Check says what is wrong with the placements for a tensor of the given shape on a mesh of
 // meshShape, nil if nothing.
 func Check(shape, meshShape []int, placements []Placement) error {
-	_, err := spansOf(shape, meshShape, placements, make([]int, len(meshShape)))
+	_, err := cutsOf(shape, meshShape, placements)
 	return err
 }
 
@@ -155,27 +155,64 @@ type span struct {
 	local         int // where it begins in the local tensor
 }
 
-// cut is one division of a dim, into size chunks. The rank holds the chunk index, or the parts
-// of all chunks if index is everyPiece.
+// cut is one division of a dim, into size chunks. A rank holds the chunk of its coordinate on
+// axis, or its part of all chunks if axis is everyPiece.
 type cut struct {
-	size, index int
+	axis, size int
 }
 
 const everyPiece = -1
 
 // spansOf returns for each dim the stretches of it that the rank at coordinate holds.
 func spansOf(shape, meshShape []int, placements []Placement, coordinate []int) ([][]span, error) {
+	cuts, err := cutsOf(shape, meshShape, placements)
+	if err != nil {
+		return nil, err
+	}
+	if len(coordinate) != len(meshShape) {
+		return nil, fmt.Errorf("mesh: the mesh of shape %v has %d axes, and the coordinate %v has %d numbers", meshShape, len(meshShape), coordinate, len(coordinate))
+	}
+	for a, n := range meshShape {
+		if coordinate[a] < 0 || coordinate[a] >= n {
+			return nil, fmt.Errorf("mesh: the coordinate %v on a mesh of shape %v: %d on axis %d, want 0 to %d", coordinate, meshShape, coordinate[a], a, n-1)
+		}
+	}
+	return spansAt(shape, cuts, coordinate), nil
+}
+
+// spansAt is spansOf for cuts that cutsOf has made.
+func spansAt(shape []int, cuts [][]cut, coordinate []int) [][]span {
+	spans := make([][]span, len(shape))
+	for d, n := range shape {
+		spans[d] = spansOfDim(n, cuts[d], coordinate)
+	}
+	return spans
+}
+
+func spansOfDim(n int, cuts []cut, coordinate []int) []span {
+	spans := apply(cuts, coordinate, 0, n, nil)
+	local := 0
+	for i := range spans {
+		spans[i].local = local
+		local += spans[i].length
+	}
+	return spans
+}
+
+// cutsOf returns for each dim the cuts of it, in their order.
+func cutsOf(shape, meshShape []int, placements []Placement) ([][]cut, error) {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("mesh: %v of a tensor of shape %v on a mesh of shape %v: %s", placements, shape, meshShape, fmt.Sprintf(format, args...))
 	}
-	if len(placements) != len(meshShape) || len(coordinate) != len(meshShape) {
-		return nil, wrong("the mesh has %d axes, and there are %d placements and %d coordinates: give one for each axis",
-			len(meshShape), len(placements), len(coordinate))
+	if len(placements) != len(meshShape) {
+		return nil, wrong("the mesh has %d axes, and there are %d placements: give one for each axis", len(meshShape), len(placements))
 	}
+	numElems := 1
 	for d, n := range shape {
-		if n < 0 || n > maxDim {
-			return nil, wrong("dim %d has the size %d: want 0 to %d", d, n, maxDim)
+		if n < 0 || n > maxElems/max(1, numElems) {
+			return nil, wrong("dim %d has the size %d: want at least 0, and at most %d elements in all", d, n, maxElems)
 		}
+		numElems *= max(n, 1)
 	}
 	size := 1
 	for a, n := range meshShape {
@@ -183,35 +220,22 @@ func spansOf(shape, meshShape []int, placements []Placement, coordinate []int) (
 			return nil, wrong("axis %d has the size %d: want at least 1, and at most %d ranks in all", a, n, maxRanks)
 		}
 		size *= n
-		if coordinate[a] < 0 || coordinate[a] >= n {
-			return nil, wrong("coordinate %d on axis %d: want 0 to %d", coordinate[a], a, n-1)
-		}
 	}
 	cuts := make([][]cut, len(shape))
 	for a := len(placements) - 1; a >= 0; a-- {
 		p := placements[a]
-		if problem := p.check(len(shape)); problem != "" {
-			return nil, wrong("%v on axis %d: %s", p, a, problem)
+		problem := p.check(len(shape))
+		if problem == "" && p.kind == shard {
+			cuts[p.dim], problem = insertCut(cuts[p.dim], cut{a, meshShape[a]}, p.NumPieces())
 		}
-		if p.kind != shard {
-			continue
+		if problem == "" {
+			problem = p.checkBeside(placements[a+1:])
 		}
-		var problem string
-		cuts[p.dim], problem = insertCut(cuts[p.dim], cut{meshShape[a], coordinate[a]}, p.NumPieces())
 		if problem != "" {
 			return nil, wrong("%v on axis %d: %s", p, a, problem)
 		}
 	}
-	spans := make([][]span, len(shape))
-	for d, n := range shape {
-		spans[d] = apply(cuts[d], 0, n, nil)
-		local := 0
-		for i := range spans[d] {
-			spans[d][i].local = local
-			local += spans[d][i].length
-		}
-	}
-	return spans, nil
+	return cuts, nil
 }
 
 // insertCut puts the cut of an axis into the cuts of a dim by the later axes, in the order in
@@ -227,7 +251,7 @@ func insertCut(cuts []cut, c cut, numPieces int) ([]cut, string) {
 	case made == numPieces:
 		return slices.Insert(cuts, at, c), ""
 	case made < numPieces && numPieces%made == 0:
-		return append(cuts, cut{numPieces / made, everyPiece}, c), ""
+		return append(cuts, cut{everyPiece, numPieces / made}, c), ""
 	}
 	sizes := make([]int, len(cuts))
 	for i, c := range cuts {
@@ -236,8 +260,8 @@ func insertCut(cuts []cut, c cut, numPieces int) ([]cut, string) {
 	return nil, fmt.Sprintf("the later axes cut the dim into %v pieces, one after the other, and no product of the first of these is %d, nor a divisor of it if all are taken", sizes, numPieces)
 }
 
-// apply cuts a stretch of a dim and adds what the rank holds of it to out.
-func apply(cuts []cut, start, length int, out []span) []span {
+// apply cuts a stretch of a dim and adds what the rank at coordinate holds of it to out.
+func apply(cuts []cut, coordinate []int, start, length int, out []span) []span {
 	if length == 0 {
 		return out
 	}
@@ -249,16 +273,16 @@ func apply(cuts []cut, start, length int, out []span) []span {
 		return append(out, span{start: start, length: length})
 	}
 	c, rest := cuts[0], cuts[1:]
-	if c.index != everyPiece {
-		first, n := chunk(length, c.size, c.index)
-		return apply(rest, start+first, n, out)
+	if c.axis != everyPiece {
+		first, n := chunk(length, c.size, coordinate[c.axis])
+		return apply(rest, coordinate, start+first, n, out)
 	}
 	for i := range c.size {
 		first, n := chunk(length, c.size, i)
 		if n == 0 {
 			break
 		}
-		out = apply(rest, start+first, n, out)
+		out = apply(rest, coordinate, start+first, n, out)
 	}
 	return out
 }

@@ -115,6 +115,8 @@ func TestLayoutErrors(t *testing.T) {
 		{[]int{4}, []int{2}, []Placement{Partial(dist.BAnd)}, "sum, avg, min, max or product"},
 		{[]int{4}, []int{0}, []Placement{Shard(0)}, "axis 0 has the size 0"},
 		{[]int{-4}, []int{2}, []Placement{Shard(0)}, "dim 0 has the size -4"},
+		{[]int{4}, []int{2, 2}, []Placement{Partial(dist.Sum), Partial(dist.Max)}, "Partial(sum) on axis 0: another axis is Partial(max)"},
+		{[]int{1 << 40, 1 << 40}, []int{2}, []Placement{Shard(0)}, "dim 1 has the size"},
 		{[]int{4}, []int{2, 3}, []Placement{StridedShard(0, 2), Shard(0)}, "StridedShard(0, 2) on axis 0: the later axes cut the dim into [3] pieces"},
 	} {
 		err := Check(c.shape, c.meshShape, c.placements)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cohort-ml/cohort/dist"
 )
@@ -29,6 +30,7 @@ type Mesh struct {
 	world      *dist.Group   // of all ranks of the mesh, if there is one
 	groups     []*dist.Group // by axis; nil for a sketch, and outside the mesh
 	made       []*dist.Group // those of groups and world that Close closes
+	plans      sync.Map      // of redistributions, by what they do
 }
 
 // AxisError says that a mesh has no axis of a name.

@@ -110,3 +110,19 @@ func (p Placement) check(numDims int) string {
 	}
 	return ""
 }
+
+// checkBeside returns what is wrong with p beside the placements of other axes, "" if nothing.
+// A sum and a maximum that are both owed have no order, and the results of the orders differ.
+func (p Placement) checkBeside(others []Placement) string {
+	for _, q := range others {
+		if p.kind == partial && q.kind == partial && p.op != q.op && !(p.isMean() && q.isMean()) {
+			return fmt.Sprintf("another axis is %v, and the result depends on which reduction comes first: pay one of them off before", q)
+		}
+	}
+	return ""
+}
+
+// isMean reports whether p is a partial sum or a partial average, which may be mixed.
+func (p Placement) isMean() bool {
+	return p.kind == partial && (p.op == dist.Sum || p.op == dist.Avg)
+}
