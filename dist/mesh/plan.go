@@ -248,13 +248,17 @@ func (c cost) plus(s *Step, meshShape []int) cost {
 // leaves out dims that neither end of the way cuts.
 const maxStates = 400
 
+// maxLooked is the largest mesh whose ranks haveAll looks at.
+const maxLooked = 16
+
 // search is Dijkstra's algorithm over the combinations of placements.
 type search struct {
 	shape, meshShape []int
 	from, to         []Placement
 	withWorld        bool
 	choices          [][]Placement // by axis
-	everywhere       bool          // an exchange among all ranks may lead to any state
+	numRanks         int
+	everywhere       bool // an exchange among all ranks may lead to any state
 	states           []*state
 	index            map[string]*state
 	queue            queue
@@ -278,12 +282,12 @@ func newSearch(shape, meshShape []int, from, to []Placement, withWorld bool) *se
 	if s.choose(true) > maxStates {
 		s.choose(false)
 	}
-	ranks := 1
+	s.numRanks = 1
 	for _, n := range meshShape {
-		ranks *= n
+		s.numRanks *= n
 	}
 	numStates := s.enumerate()
-	s.everywhere = ranks <= 64 && numStates <= 100
+	s.everywhere = s.numRanks <= 64 && numStates <= 100
 	return s
 }
 
@@ -370,10 +374,12 @@ func (s *search) run() []Step {
 	return nil
 }
 
-// direct returns the one step that is the best way where no reduction is paid off, nil if there
-// is none: a rank cannot receive less than what it needs and has not.
+// direct returns the one step that is the best way where no reduction is owed, nil if there is
+// none: a rank cannot receive less than what it needs and has not. If a reduction is owed, it may
+// be better to pay it off on the way, even if it is owed again at the end.
 func (s *search) direct(begin, end *state) *Step {
-	if begin == end || !sameOwed(s.from, s.to) {
+	isOwed := func(p Placement) bool { return p.kind == partial }
+	if begin == end || !sameOwed(s.from, s.to) || slices.ContainsFunc(s.from, isOwed) {
 		return nil
 	}
 	differs := -1
@@ -484,7 +490,7 @@ func (s *search) along(at, next *state, axis int) *Step {
 		return nil
 	case from.kind == varying || from.kind == partial && to.kind == partial:
 		return nil
-	case !sameWithout(at.cuts, next.cuts, axis):
+	case !sameWithout(at.cuts, next.cuts, axis) && !s.haveAll(at, next, axis):
 		return nil
 	case to.kind == partial:
 		if from.kind == shard && !to.isMean() {
@@ -632,6 +638,42 @@ func without(cuts []cut, axis int) []cut {
 		out = out[:len(out)-1]
 	}
 	return out
+}
+
+// haveAll reports whether the ranks of an axis hold together what each of them needs in the next
+// state. sameWithout finds that out by the cuts, for all sizes of dims; this looks at the
+// elements, and so finds the chances that short dims give. It is for small meshes.
+func (s *search) haveAll(at, next *state, axis int) bool {
+	if s.numRanks > maxLooked {
+		return false
+	}
+	dim, cut := at.placements[axis].IsShard()
+	for r := range s.numRanks {
+		coordinate := coordinateOf(s.meshShape, r)
+		want := spansAt(s.shape, next.cuts, coordinate)
+		if numElems(want) == 0 {
+			continue
+		}
+		for d := range want {
+			sources := [][]int{coordinate}
+			if cut && d == dim {
+				sources = peersOf(s.meshShape, coordinate, axis)
+			}
+			missing := 0
+			for _, w := range want[d] {
+				missing += w.length
+			}
+			for _, source := range sources {
+				for _, c := range common(spansOfDim(s.shape[d], at.cuts[d], source), want[d]) {
+					missing -= c.length
+				}
+			}
+			if missing > 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // queue is a heap of states, the best first.
