@@ -8,7 +8,7 @@
 // The models and sizes are those of PyTorch scripts in tools that do the same
 // work, so that both can run side by side.
 //
-// A file has the name of its command: step.go, ddp.go, collectives.go with
+// A file has the name of its command: step.go, ddp.go, shard.go, collectives.go with
 // collective_ops.go (one function for each operation) and collectives_late.go,
 // rpc.go and so on. The models of cohort bench step are in step.go and step_cnn.go.
 // Shared parts are result.go (results and statistics), process_usage.go (processor

@@ -16,6 +16,7 @@ import (
 type Result struct {
 	Bench string `json:"bench"`
 	Case  string `json:"case"`
+	Model string `json:"model,omitempty"` // where the case is not the model
 	// Layout tells which operands of a matrix product are transposed: "nn",
 	// "nt" (the second) or "tn" (the first).
 	Layout       string  `json:"layout,omitempty"`
@@ -49,6 +50,7 @@ type Result struct {
 	GrowthBytes  int64 `json:"growth_bytes,omitempty"`
 	*Collected         // nil where it is not measured
 	*Loading           // of the bench loader alone
+	*Sharding          // of the bench shard alone
 }
 
 // Collected says what the garbage collector did while a case was measured. A
@@ -73,7 +75,7 @@ func (r Result) WriteText(w io.Writer) error {
 	for _, word := range []struct {
 		text  string
 		width int
-	}{{r.Layout, 2}, {r.DType, 7}, {r.Transport, 4}, {r.Memory, 7}} {
+	}{{r.Model, 5}, {r.Layout, 2}, {r.DType, 7}, {r.Transport, 4}, {r.Memory, 7}} {
 		if word.text != "" {
 			fmt.Fprintf(&b, "  %-*s", word.width, word.text)
 		}
@@ -128,6 +130,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.Loading != nil {
 		r.Loading.writeText(&b)
+	}
+	if r.Sharding != nil {
+		r.Sharding.writeText(&b)
 	}
 	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())

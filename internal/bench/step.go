@@ -21,7 +21,8 @@ import (
 type workload struct {
 	model     nn.Module
 	batch     int
-	optimizer optim.Optimizer
+	optimize  func(params []*nn.Parameter) optim.Optimizer // makes optimizer
+	optimizer optim.Optimizer                              // nil before begin
 	x, y      *tensor.Tensor
 	autocast  tensor.DType // 0 for none
 	flops     float64      // of a step's matrix products
@@ -73,12 +74,25 @@ func oneOf(what, name string, known []string) error {
 	return fmt.Errorf("no %s %q: want one of %s", what, name, strings.Join(known, ", "))
 }
 
+// newWorkload returns a workload that is ready to run.
 func newWorkload(o StepOptions) *workload {
+	w := newModel(o)
+	w.begin()
+	return w
+}
+
+// begin makes the optimizer, when the parameters are what it is to update.
+func (w *workload) begin() { w.optimizer = w.optimize(nn.Parameters(w.model)) }
+
+// newModel returns a workload without its optimizer.
+func newModel(o StepOptions) *workload {
 	b := &nn.Build{Generator: tensor.NewGenerator(0)}
 	var w *workload
 	switch o.Model {
 	case "gpt":
 		w = newGPT(b, cmp.Or(o.Batch, 8))
+	case "llama":
+		w = newLlama(b, cmp.Or(o.Batch, 8))
 	case "cnn":
 		w = newCNN(b, cmp.Or(o.Batch, 64))
 	case "resnet50":
@@ -99,8 +113,15 @@ func newMLP(b *nn.Build, batch int) *workload {
 	b.Generator.Normal(x, 0, 1)
 	// The input needs no gradient: the first layer has two products, the others three.
 	flops := 2 * float64(batch) * (2*784*1024 + 3*1024*1024 + 3*1024*10)
-	opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
-	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: randomIDs(b.Generator, 10, batch), flops: flops}
+	return &workload{model: m, batch: batch, optimize: sgd, x: x, y: randomIDs(b.Generator, 10, batch), flops: flops}
+}
+
+func sgd(params []*nn.Parameter) optim.Optimizer {
+	return optim.NewSGD(params, optim.SGDOptions{LR: 0.01})
+}
+
+func adamW(params []*nn.Parameter) optim.Optimizer {
+	return optim.NewAdamW(params, optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01})
 }
 
 // untiedGPT is a decoder with an output layer of its own.
@@ -122,9 +143,20 @@ func newGPT(b *nn.Build, batch int) *workload {
 	perToken := float64(12*width*width*layers + width*vocab)
 	tokens := float64(batch * time)
 	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers
-	opt := optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01})
 	x, y := randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time)
-	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: y, flops: flops}
+	return &workload{model: m, batch: batch, optimize: adamW, x: x, y: y, flops: flops}
+}
+
+// newLlama is a Llama of the size of newGPT, with half as many heads of keys, and a
+// feed-forward network of about 8/3 its width.
+func newLlama(b *nn.Build, batch int) *workload {
+	const time, width, hidden, layers, vocab = 128, 256, 688, 4, 256
+	m := models.NewLlama(b, models.LlamaConfig{Vocab: vocab, Context: time, Width: width, Hidden: hidden, Heads: 8, KeyHeads: 4, Layers: layers})
+	perToken := float64((3*width*width+3*width*hidden)*layers + width*vocab)
+	tokens := float64(batch * time)
+	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers
+	x, y := randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time)
+	return &workload{model: m, batch: batch, optimize: adamW, x: x, y: y, flops: flops}
 }
 
 func randomIDs(g *tensor.Generator, n int, shape ...int) *tensor.Tensor {
@@ -146,12 +178,17 @@ func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, er
 	defer c.Close()
 	defer c.Recover(&err)
 	w.optimizer.ZeroGrad()
-	l := tensor.CrossEntropy(c.Call(forward, w.x), w.y)
+	l := w.loss(c, forward)
 	if err := l.Backward(ctx); err != nil {
 		return 0, err
 	}
 	w.optimizer.Step(nil)
 	return l.Item(), nil
+}
+
+// loss runs forward, which is or wraps the model, on the batch.
+func (w *workload) loss(c *nn.Ctx, forward any) *tensor.Tensor {
+	return tensor.CrossEntropy(c.Call(forward.(nn.Module), w.x.ToDevice(c.Device())), w.y.ToDevice(c.Device()))
 }
 
 // measure runs training steps of forward and returns the time of each, and what

@@ -5,7 +5,6 @@ package bench
 import (
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -45,6 +44,5 @@ func newResNet50(b *nn.Build, batch int) *workload {
 func newImages(b *nn.Build, m nn.Module, batch, size, classes int, flopsPerImage float64) *workload {
 	x := tensor.Zeros(batch, 3, size, size)
 	b.Generator.Normal(x, 0, 1)
-	opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
-	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: randomIDs(b.Generator, classes, batch), flops: float64(batch) * flopsPerImage}
+	return &workload{model: m, batch: batch, optimize: sgd, x: x, y: randomIDs(b.Generator, classes, batch), flops: float64(batch) * flopsPerImage}
 }

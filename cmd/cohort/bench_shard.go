@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/bench"
+)
+
+func newBenchShardCommand(f *benchFlags) *cobra.Command {
+	o := bench.ShardOptions{}
+	var numRanks, numThreads int
+	cmd := &cobra.Command{
+		Use:   "shard",
+		Short: "Training steps under each strategy: time, memory and bytes between ranks",
+		Long: `Measure training steps of a model that is spread over ranks. Every rank is a process
+with a batch of its own. Its work is the same for every number of ranks.
+
+  single  every rank trains a model of its own: what the machine allows without
+          communication
+  ddp     a replica on every rank
+
+  gpt    4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
+  mlp    784-1024-1024-10, batch 256, SGD
+  llama  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
+
+The times are those of rank 0, the bytes those of the rank that has most. With --json:
+
+  state_bytes   parameters, gradients and optimizer state of a rank
+  peak_bytes    the most that a rank's tensors held at once in a step
+  sent_bytes    data that a rank gave to others in a step: what it sent, and in
+                shared memory what others read of its data and what it wrote
+                into theirs
+  exposed_us    how long a rank stood still for communication in a step
+
+The fields predicted_state_bytes, predicted_peak_bytes and predicted_sent_bytes are what
+was known before the first step.`,
+		Example: "  cohort bench shard --model gpt --strategy ddp --ranks 2 --json",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return usageError{fmt.Errorf("bench shard: %w", err)}
+			}
+			return f.onRanks(cmd.Context(), numRanks, numThreads, nil, func(ctx context.Context, g *dist.Group) error {
+				r, err := bench.Shard(ctx, g, o)
+				if err != nil || g.Rank() != 0 {
+					return err
+				}
+				return f.emitter(cmd)(r)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&o.Model, "model", "gpt", "model to train")
+	cmd.Flags().StringVar(&o.Strategy, "strategy", "ddp", "how the model is spread over the ranks")
+	cmd.Flags().StringVar(&o.DType, "dtype", "float32", "number type that passes compute in")
+	cmd.Flags().IntVar(&o.Batch, "batch", 0, "samples in a step of a rank (default: 8 or 256, by the model)")
+	cmd.Flags().IntVar(&o.Steps, "steps", 30, "number of steps to measure")
+	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
+	cmd.Flags().IntVar(&numThreads, "threads", 1, "number of threads of a rank")
+	oneOf(cmd.Flags(), "model", bench.ShardModels()...)
+	oneOf(cmd.Flags(), "strategy", bench.ShardStrategies()...)
+	oneOf(cmd.Flags(), "dtype", "float32", "bfloat16")
+	return cmd
+}

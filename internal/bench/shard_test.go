@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+)
+
+// TestShard: the numbers that were predicted are those that were measured. (The ranks are one
+// process here, so the peak is that of all of them.)
+func TestShard(t *testing.T) {
+	for _, o := range []ShardOptions{
+		{Model: "mlp", Strategy: "single", DType: "float32", Batch: 2, Steps: 1},
+		{Model: "gpt", Strategy: "ddp", DType: "float32", Batch: 1, Steps: 1},
+		{Model: "llama", Strategy: "ddp", DType: "bfloat16", Batch: 1, Steps: 1},
+	} {
+		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+			r, err := Shard(ctx, g, o)
+			if err != nil || g.Rank() != 0 {
+				return err
+			}
+			s := *r.Sharding
+			if s.StateBytes != s.PredictedStateBytes || s.SentBytes != s.PredictedSentBytes || s.PeakBytes < s.PredictedPeakBytes {
+				t.Errorf("%+v: measured and predicted: %+v", o, s)
+			}
+			if (s.SentBytes == 0) != (o.Strategy == "single") {
+				t.Errorf("%+v: %d bytes were sent", o, s.SentBytes)
+			}
+			r.Sharding.SentBytes, r.Sharding.PredictedSentBytes, r.Sharding.ExposedMicros = 1, 1, 1 // which may be none
+			checkPrinted(t, r, "bench case model transport dtype ranks threads batch params median_us min_us gflop_per_s "+
+				"state_bytes predicted_state_bytes peak_bytes predicted_peak_bytes sent_bytes predicted_sent_bytes exposed_us")
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for want, o := range map[string]ShardOptions{
+		`no model "cnn": want one of gpt, mlp, llama`: {Model: "cnn", Strategy: "ddp", DType: "float32", Steps: 1},
+		`no strategy "zero"`:                          {Model: "gpt", Strategy: "zero", DType: "float32", Steps: 1},
+		`no dtype "int8"`:                             {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
+		"0 steps":                                     {Model: "gpt", Strategy: "ddp", DType: "float32"},
+	} {
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v gave %v, want %q", o, err, want)
+		}
+	}
+}
