@@ -349,7 +349,7 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 		beta = 1
 	}
 	n.written = true
-	dst.storage.version++
+	dst.wrote("backward")
 	return dst, beta, true
 }
 

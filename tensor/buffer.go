@@ -21,7 +21,7 @@ func (t *Tensor) Buffer() mem.Buffer {
 
 // MarkWritten tells the tape that the data changed behind its back: a backward
 // pass that had saved the old value fails instead of using the new one.
-func (t *Tensor) MarkWritten() { t.storage.version++ }
+func (t *Tensor) MarkWritten() { t.wrote("mark written") }
 
 // Loan is a tensor's memory as [Tensor.Lend] lends it. It is valid while the
 // borrower keeps the tensor reachable and its tape open.

@@ -11,6 +11,7 @@ import (
 // New returns a tensor whose elements are zero.
 func New(dev Device, dtype DType, shape ...int) *Tensor {
 	t := alloc(nil, dev, dtype, shape, false)
+	t.filled(0)
 	dev.Fill(t.array(), 0)
 	return t
 }
@@ -19,7 +20,9 @@ func New(dev Device, dtype DType, shape ...int) *Tensor {
 // can map, so that collectives reduce it in place. DDP buckets are of it; use
 // it for what is communicated often.
 func NewShared(dev Device, dtype DType, shape ...int) *Tensor {
-	return alloc(nil, dev, dtype, shape, true)
+	t := alloc(nil, dev, dtype, shape, true)
+	t.filled(0)
+	return t
 }
 
 // NewPinned returns a zero tensor on the CPU whose memory dev reads and writes
@@ -56,6 +59,7 @@ func (c Creation) Zeros(shape ...int) *Tensor { return New(c.dev, Float32, shape
 // Full returns a float32 tensor with every element set to value.
 func (c Creation) Full(value float64, shape ...int) *Tensor {
 	t := alloc(nil, c.dev, Float32, shape, false)
+	t.filled(value)
 	c.dev.Fill(t.array(), value)
 	return t
 }
@@ -63,7 +67,7 @@ func (c Creation) Full(value float64, shape ...int) *Tensor {
 // Empty returns a tensor whose elements are not set: for whoever writes all of
 // them. What is in it before is some earlier value's.
 func (c Creation) Empty(dtype DType, shape ...int) *Tensor {
-	return alloc(nil, c.dev, dtype, shape, false)
+	return alloc(nil, c.dev, dtype, shape, false).unset()
 }
 
 // FromFloat32 returns a tensor with a copy of data in row-major order. No shape
@@ -128,7 +132,11 @@ func fromSlice[T any](dev Device, dtype DType, data []T, shape []int) *Tensor {
 	if t.NumElems() != n {
 		fail("from slice", []*Tensor{t}, "%d values do not fill the shape, which has %d", n, t.NumElems())
 	}
-	if n > 0 && dev != Meta {
+	switch {
+	case n == 0:
+	case dev == Meta:
+		given(t, data)
+	default:
 		t.storage.write(0, bytesOf(data))
 	}
 	return t

@@ -68,7 +68,8 @@
 //
 // A tensor is on a [Device]: [CPU], or [Meta], which knows shapes alone. [On] makes
 // tensors on a device, [Tensor.ToDevice] copies one there. The operands of an
-// operation are on one device.
+// operation are on one device. Memory of Meta remembers how it gets its first values;
+// [Materialize] makes them on another device, or a part of them.
 //
 // A device may compute later than it is asked to. Then these functions wait for it:
 // [Tensor.Item], [Tensor.Float32s] and the others that return numbers,
@@ -90,7 +91,7 @@
 //
 // # Files
 //
-//	values       tensor, storage, free, create, ranges, view, buffer, device, dtype, promote, generator, error, fault
+//	values       tensor, storage, free, create, ranges, view, buffer, device, origin, materialize, dtype, promote, generator, error, fault
 //	the tape     tape, backward, hook, crossing, recompute, autocast, observer
 //	elementwise  elementwise, math, activation, compare, inplace, swiglu, dropout
 //	reductions   reduce, extremes, statistics, softmax, cumulative, sort

@@ -31,6 +31,7 @@ func (t *Tensor) To(dtype DType) *Tensor {
 		return t
 	}
 	out := result("to", dtype, t.shape, t)
+	out.copied("to", t, true, func(dst, src *Tensor) { dst.CopyFrom(src.To(dtype)) })
 	out.Device().Copy(out.array(), t.array())
 	if !t.dtype.IsFloat() || !dtype.IsFloat() {
 		return out

@@ -108,7 +108,7 @@ func groupRows(g, ids *Tensor, numRows int, padding int64, sum func(dst, unique,
 	dev, n, width := g.Device(), ids.NumElems(), g.shape[len(g.shape)-1]
 	if dev == Meta {
 		n = min(numRows, n)
-		return RowGrad{IDs: New(Meta, Int64, n), Rows: New(Meta, Float32, n, width), NumRows: numRows}
+		return RowGrad{IDs: alloc(nil, Meta, Int64, []int{n}, false), Rows: alloc(nil, Meta, Float32, []int{n, width}, false), NumRows: numRows}
 	}
 	unique, order := alloc(nil, dev, Int64, []int{n}, false), alloc(nil, dev, Int32, []int{n}, false)
 	starts, count := alloc(nil, dev, Int32, []int{n + 1}, false), alloc(nil, dev, Int64, []int{1}, false)

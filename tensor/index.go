@@ -39,9 +39,6 @@ func checkIDs(op string, operands []*Tensor, ids *Tensor, size int, say func(val
 
 // idsOn returns indices on a device.
 func idsOn(dev Device, ids []int64) *Tensor {
-	if dev == Meta {
-		return New(Meta, Int64, len(ids))
-	}
 	return On(dev).FromInt64(ids, len(ids))
 }
 

@@ -23,6 +23,7 @@ func (t *Tensor) CopyFrom(src *Tensor) {
 	}
 	src = src.apartFrom(t)
 	t.storage.version++
+	t.copied("copy from", src, true, (*Tensor).CopyFrom)
 	t.Device().Copy(t.array(), src.array())
 }
 
@@ -30,6 +31,7 @@ func (t *Tensor) CopyFrom(src *Tensor) {
 func (t *Tensor) Fill(value float64) {
 	t.wantValue("fill", value)
 	t.storage.version++
+	t.filled(value)
 	t.Device().Fill(t.array(), value)
 }
 
@@ -43,6 +45,7 @@ func (t *Tensor) Axpy(alpha float64, x *Tensor) {
 	}
 	x = x.apartFrom(t)
 	t.storage.version++
+	t.copied("axpy", x, false, func(dst, src *Tensor) { dst.Axpy(alpha, src) })
 	t.Device().Axpy(t.array(), alpha, x.array())
 }
 
@@ -54,6 +57,7 @@ func (t *Tensor) Scale(s float64) {
 		fail("scale", []*Tensor{t}, "wants a contiguous tensor")
 	}
 	t.storage.version++
+	t.scaled(s)
 	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), s)
 }
 
@@ -67,6 +71,7 @@ func (t *Tensor) CopyScaled(s float64, src *Tensor) {
 	}
 	src = src.apartFrom(t)
 	t.storage.version++
+	t.copied("copy scaled", src, true, func(dst, src *Tensor) { dst.CopyScaled(s, src) })
 	t.Device().BinaryScalar(device.Mul, t.array(), src.array(), s)
 }
 

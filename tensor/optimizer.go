@@ -171,7 +171,7 @@ func LerpAll(dsts, srcs []*Tensor, weight float64) {
 // SwapAll exchanges the elements of each of a with those of its partner in b.
 func SwapAll(a, b []*Tensor) {
 	pairOperation(device.SwapAll{}, a, b)
-	written(b...)
+	written("swap all", b...)
 }
 
 // ClampAll bounds the elements of all tensors by -limit and limit. NaN stays.
@@ -241,7 +241,7 @@ func (op *listOperation[U, N]) add(s *scratch[N], u *U) {
 				fail(op.name, ts[:op.width], "wants contiguous tensors")
 			}
 			if j != 1 {
-				t.storage.version++
+				t.wrote(op.name)
 			}
 			a = t.array()
 		}
@@ -305,7 +305,7 @@ func byRows(name string, g RowGrad, scale *Tensor, ts []*Tensor, op func(c *devi
 		if t != nil {
 			table.wantSame(name, t)
 			wantContiguous(name, t)
-			written(t)
+			written(name, t)
 		}
 	}
 	wantContiguous(name, g.Rows)
@@ -331,8 +331,8 @@ func wantContiguous(op string, ts ...*Tensor) {
 	}
 }
 
-func written(ts ...*Tensor) {
+func written(op string, ts ...*Tensor) {
 	for _, t := range ts {
-		t.storage.version++
+		t.wrote(op)
 	}
 }

@@ -60,7 +60,7 @@ func ceil(x float64) int {
 // fromFunc returns n elements.
 func fromFunc(dev Device, dtype DType, n int, fn func(i int) float64) *Tensor {
 	if dev == Meta {
-		return New(Meta, dtype, n)
+		return computed(dtype, []int{n}, fn)
 	}
 	data := make([]float64, n)
 	for i := range data {

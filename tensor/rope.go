@@ -64,14 +64,19 @@ func RoPEFrequencies(dim int, base float64) []float64 {
 // offset+time-1, [time, len(frequencies)] each. The angles are rounded to
 // float32.
 func RoPETable(dev Device, frequencies []float64, offset, time int) (cos, sin *Tensor) {
+	n := len(frequencies)
+	angle := func(t, f int) float64 { return float64(float32(float64(offset+t) * frequencies[f])) }
 	if dev == Meta {
-		return New(Meta, Float32, time, len(frequencies)), New(Meta, Float32, time, len(frequencies))
+		of := func(fn func(float64) float64) *Tensor {
+			return computed(Float32, []int{time, n}, func(i int) float64 { return fn(angle(i/n, i%n)) })
+		}
+		return of(math.Cos), of(math.Sin)
 	}
 	c, s := make([]float32, 0, time*len(frequencies)), make([]float32, 0, time*len(frequencies))
 	for t := range time {
-		for _, f := range frequencies {
-			angle := float64(float32(float64(offset+t) * f))
-			c, s = append(c, float32(math.Cos(angle))), append(s, float32(math.Sin(angle)))
+		for f := range n {
+			a := angle(t, f)
+			c, s = append(c, float32(math.Cos(a))), append(s, float32(math.Sin(a)))
 		}
 	}
 	return On(dev).FromFloat32(c, time, len(frequencies)), On(dev).FromFloat32(s, time, len(frequencies))

@@ -21,6 +21,7 @@ type storage struct {
 	version uint32 // counts writes in place
 	state   storageState
 	shared  bool            // its memory can be mapped by other processes
+	origin  *origin         // what memory of Meta remembers of its values
 	unpin   func()          // ends what pinned its memory; nil for memory that is not pinned
 	cleanup runtime.Cleanup // of what is left to the collector
 }

@@ -179,6 +179,7 @@ func (t *Tensor) Contiguous() *Tensor {
 // Clone returns a dense copy.
 func (t *Tensor) Clone() *Tensor {
 	out := result("clone", t.dtype, t.shape, t)
+	out.copied("clone", t, true, (*Tensor).CopyFrom)
 	out.Device().Copy(out.array(), t.array())
 	return out.record("clone", []*Tensor{t}, nil, func(b *backprop, g *Tensor) { b.give(0, g) })
 }
