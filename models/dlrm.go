@@ -53,7 +53,7 @@ type DLRM struct {
 	Tables []*nn.EmbeddingBag `name:"emb_l"`
 	Top    *nn.Sequential     `name:"top_l"`
 
-	lower *tensor.Tensor // where the pairs lie in their matrix
+	lower []int64 // where the pairs lie in their matrix
 }
 
 // NewDLRM returns a DLRM. It panics when the configuration is not valid.
@@ -69,14 +69,12 @@ func NewDLRM(b *nn.Build, g DLRMConfig) *DLRM {
 		m.Tables = append(m.Tables, table)
 	}
 	vectors := len(g.Tables) + 1
-	var lower []int64
 	for i := range vectors {
 		for j := range i {
-			lower = append(lower, int64(i*vectors+j))
+			m.lower = append(m.lower, int64(i*vectors+j))
 		}
 	}
-	m.lower = tensor.On(m.Bottom.Layers[0].(*nn.Linear).Weight.Data().Device()).FromInt64(lower)
-	m.Top = NewMLP(b, append([]int{g.Width + len(lower)}, g.Top...)...)
+	m.Top = NewMLP(b, append([]int{g.Width + len(m.lower)}, g.Top...)...)
 	return m
 }
 
@@ -99,5 +97,5 @@ func (m *DLRM) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 func (m *DLRM) interact(vectors []*tensor.Tensor) *tensor.Tensor {
 	stacked := tensor.Stack(1, vectors...) // [batch, vectors, width]
 	products := stacked.MatMul(stacked.T())
-	return products.Flatten(1, 2).IndexSelect(1, m.lower)
+	return products.Flatten(1, 2).IndexSelect(1, tensor.On(products.Device()).FromInt64(m.lower))
 }
