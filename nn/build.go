@@ -15,7 +15,8 @@ type Build struct {
 	// the same order get the same values. Nil means one with seed 0.
 	Generator *tensor.Generator
 	// Device is where parameters live; nil is the CPU. On [tensor.Meta] a
-	// model of any size can be built to plan with.
+	// model of any size can be built, to plan with, or to get its values later by
+	// [Materialize].
 	Device tensor.Device
 }
 

@@ -39,7 +39,8 @@
 //	parameter.go   Parameter, its gradient, hooks on the gradient; Buffer
 //	statedict.go   Parameters, Buffers, StateDict of a model
 //	modules.go     Modules of a model, and how names come from fields
-//	build.go       Build: where new parameters live and what they are drawn from; init.go
+//	build.go       Build: where new parameters live and what they are drawn from; init.go;
+//	               materialize.go, first values of a model that was built on tensor.Meta
 //	linear.go      layers: also conv.go, embedding.go, norm.go, pool.go, dropout.go, rnn.go
 //	attention.go   attention; kvcache.go its cache, transformer.go PyTorch's transformer
 //	activations.go activations; losses.go, accuracy.go
