@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/internal/memlimit"
 )
 
 // oomWatch finds out whether the kernel has killed processes because memory ran out
@@ -31,7 +33,7 @@ const maxKernelLog = 4 << 20
 
 func watchOOM() *oomWatch {
 	m := &oomWatch{}
-	m.cgroup, m.limit = memoryCgroup("/proc/self/cgroup", "/sys/fs/cgroup")
+	m.cgroup, m.limit = memlimit.Cgroup("/proc/self/cgroup", "/sys/fs/cgroup")
 	m.inGroup, m.inAll = killsInCgroup(m.cgroup), killsIn("/proc/vmstat")
 	if f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
 		m.log = f
@@ -44,36 +46,6 @@ func (m *oomWatch) close() {
 	if m.log != nil {
 		m.log.Close()
 	}
-}
-
-// memoryCgroup finds the cgroup that limits this process's memory in the file that lists its
-// cgroups. It returns the cgroup's directory, and the name of the file with the limit.
-func memoryCgroup(list, mount string) (dir, limit string) {
-	b, err := os.ReadFile(list)
-	if err != nil {
-		return "", ""
-	}
-	for line := range strings.Lines(string(b)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 {
-			continue
-		}
-		// Inside a container, the path may be the host's, and the mount may be the group.
-		for _, path := range []string{parts[2], "/"} {
-			for _, v := range []struct{ ok, dir, limit, kills string }{
-				{"memory", filepath.Join(mount, "memory", path), "memory.limit_in_bytes", "memory.oom_control"},
-				{"", filepath.Join(mount, path), "memory.max", "memory.events"},
-			} {
-				if v.ok != parts[1] {
-					continue
-				}
-				if _, err := os.Stat(filepath.Join(v.dir, v.kills)); err == nil {
-					return v.dir, v.limit
-				}
-			}
-		}
-	}
-	return "", ""
 }
 
 // killsInCgroup returns how many processes of a cgroup have been killed; -1 if that is not

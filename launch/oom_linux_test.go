@@ -10,11 +10,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cohort-ml/cohort/internal/memlimit"
 )
 
 // TestOutOfMemory has the kernel kill a rank, in a cgroup of a little memory.
 func TestOutOfMemory(t *testing.T) {
-	parent, limit := memoryCgroup("/proc/self/cgroup", "/sys/fs/cgroup")
+	parent, limit := memlimit.Cgroup("/proc/self/cgroup", "/sys/fs/cgroup")
 	if parent == "" || os.Getuid() != 0 {
 		t.Skip("needs root and a memory cgroup")
 	}
@@ -37,7 +39,7 @@ func TestOutOfMemory(t *testing.T) {
 	if code, _ := a.end(t); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	for _, want := range []string{"rank 1 was killed by SIGKILL", "the kernel killed it because memory ran out"} {
+	for _, want := range []string{"rank 1 was killed by SIGKILL", "the kernel killed it because memory ran out", "cohort train --fsdp"} {
 		if !strings.Contains(a.errs.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, a.errs.String())
 		}
@@ -83,7 +85,7 @@ func TestMemoryEvidence(t *testing.T) {
 		"v2":   {mount + "/job/2", "memory.max", 5},
 		"none": {"", "", -1}, "missing": {"", "", -1}, "container": {"", "", -1},
 	} {
-		got, limit := memoryCgroup(filepath.Join(dir, list), mount)
+		got, limit := memlimit.Cgroup(filepath.Join(dir, list), mount)
 		if got != want.dir || limit != want.limit || killsInCgroup(got) != want.kills {
 			t.Errorf("%s: %q, %q, %d kills, want %+v", list, got, limit, killsInCgroup(got), want)
 		}

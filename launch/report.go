@@ -84,6 +84,7 @@ func (e *Error) reportFirst(b *strings.Builder, failed []Failure) {
 	switch {
 	case f.Memory != "":
 		fmt.Fprintf(b, "  %s\n", f.Memory)
+		b.WriteString("  if a model is too large for a rank, shard the state of the model over the ranks (cohort train --fsdp)\n")
 	case f.Signal == syscall.SIGKILL:
 		b.WriteString("  the launcher did not send SIGKILL; the kernel does when memory runs out (see dmesg)\n")
 	}
