@@ -54,6 +54,7 @@
 //   - placement.go: the [Placement] of a tensor on one axis.
 //   - layout.go: the [Layout], [Boxes] and [LocalShape].
 //   - tensor.go: the [Tensor].
+//   - distribute.go: a tensor from one rank, from all ranks, or from parts.
 //   - plan.go: the steps from one layout to another, chosen by the bytes that they send.
 //   - redistribute.go, stretch.go: the steps themselves, and what they copy.
 //
