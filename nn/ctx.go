@@ -229,6 +229,14 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 	return t
 }
 
+// Bind makes t what [Ctx.Param] returns for p in this pass, once the interceptors have had
+// their turn: a leaf of the pass's tape whose gradient goes elsewhere, such as the whole of
+// a parameter of which p has a shard. It is for wrappers.
+func (c *Ctx) Bind(p *Parameter, t *tensor.Tensor) { c.pass.leaves[p] = t }
+
+// HasLeaves reports whether [WithLeaves] takes the gradients of the pass elsewhere.
+func (c *Ctx) HasLeaves() bool { return c.pass.sink != nil }
+
 // paramOrNil reads a parameter that a layer may lack.
 func paramOrNil(c *Ctx, p *Parameter) *tensor.Tensor {
 	if p == nil {

@@ -55,10 +55,27 @@ func walk(model any, visit func(path string, v any) bool) {
 	w.value("", reflect.ValueOf(model))
 }
 
+// Uses iterates over the places at which a model holds its parameters: the modules from
+// the model down to the one that has the parameter in a field, and the parameter. One
+// that several modules share comes once for each place, unlike in [Parameters]. The
+// slice of modules is valid until the next iteration. No names are given.
+func Uses(model any) iter.Seq2[[]any, *Parameter] {
+	return func(yield func([]any, *Parameter) bool) {
+		w := walker{seen: make(map[any]bool), every: true}
+		w.visit = func(_ string, v any) bool {
+			p, ok := v.(*Parameter)
+			return !ok || yield(w.above, p)
+		}
+		w.value("", reflect.ValueOf(model))
+	}
+}
+
 type walker struct {
 	visit func(path string, v any) bool
 	seen  map[any]bool
 	ended bool
+	every bool  // visit a pointer at each place where it is, not once
+	above []any // the pointers around the present one, where every is set
 }
 
 func (w *walker) value(path string, v reflect.Value) {
@@ -77,9 +94,16 @@ func (w *walker) value(path string, v reflect.Value) {
 			w.ended = true
 			return
 		}
+		if w.every {
+			defer delete(w.seen, v.Interface())
+		}
 		switch v.Interface().(type) {
 		case *Parameter, *Buffer, *tensor.Tensor, *tensor.Generator:
 			return
+		}
+		if w.every {
+			w.above = append(w.above, v.Interface())
+			defer func() { w.above = w.above[:len(w.above)-1] }()
 		}
 		w.fields(path, v.Elem())
 	case reflect.Struct:

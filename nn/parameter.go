@@ -27,6 +27,8 @@ type Parameter struct {
 	lent  bool // the buffer was asked for in this backward pass
 	rows  *tensor.RowGrad
 	ready []*readyHook
+	// zeroed is called by ZeroGrad. It may be nil.
+	zeroed func()
 }
 
 type readyHook struct {
@@ -85,7 +87,16 @@ func (p *Parameter) SetGrad(g *tensor.Tensor) {
 func (p *Parameter) SetRowGrad(g *tensor.RowGrad) { p.rows = g }
 
 // ZeroGrad forgets the gradient; its memory is used again.
-func (p *Parameter) ZeroGrad() { p.holds, p.rows = false, nil }
+func (p *Parameter) ZeroGrad() {
+	p.holds, p.rows = false, nil
+	if p.zeroed != nil {
+		p.zeroed()
+	}
+}
+
+// OnZeroGrad makes [Parameter.ZeroGrad] call fn: a wrapper that keeps a part of the gradient
+// elsewhere forgets it there. There is one such function at a time; nil is none.
+func (p *Parameter) OnZeroGrad(fn func()) { p.zeroed = fn }
 
 // SetGradBuffer makes gradients collect in buf, dense and of the parameter's
 // shape, dtype and device: a view of a bucket, say. nil is memory of the parameter's

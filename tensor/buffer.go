@@ -23,6 +23,10 @@ func (t *Tensor) Buffer() mem.Buffer {
 // pass that had saved the old value fails instead of using the new one.
 func (t *Tensor) MarkWritten() { t.wrote("mark written") }
 
+// Version counts the writes in place to the memory of t, through any view of it. What is
+// computed from two readings of the same version is computed from the same values.
+func (t *Tensor) Version() uint32 { return t.storage.version }
+
 // Loan is a tensor's memory as [Tensor.Lend] lends it. It is valid while the
 // borrower keeps the tensor reachable and its tape open.
 type Loan struct {

@@ -25,8 +25,12 @@ func (tp *Tape) Recompute(inputs []*Tensor, fn func(inputs []*Tensor) []*Tensor)
 		}
 	}
 	mark := len(tp.scope.live)
+	tp.segments++
+	number, outer := tp.segments, tp.segment
+	tp.segment = number
 	outs := tp.withoutRecording(func() []*Tensor { return fn(constants) })
-	s := &segment{fn: fn, inputs: inputs, grads: make([]*Tensor, len(outs))}
+	tp.segment = outer
+	s := &segment{fn: fn, inputs: inputs, grads: make([]*Tensor, len(outs)), number: number}
 	for i, out := range outs {
 		if out.tape != tp {
 			fail("recompute", []*Tensor{out}, "result %d was not computed under the tape", i)
@@ -73,6 +77,7 @@ type segment struct {
 	inputs []*Tensor
 	grads  []*Tensor // of the results but the first
 	first  int       // node of the first result
+	number int       // see Tape.Segment
 }
 
 // collect keeps the gradient of result i until the walk comes to the first.
@@ -92,6 +97,9 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 		fail("recompute backward", s.inputs, "a part of the model that is recomputed has no second derivative: run it without recomputation")
 	}
 	tp.nodes[s.first].reached = false
+	outer := tp.segment
+	tp.segment = s.number
+	defer func() { tp.segment = outer }()
 	base := len(tp.nodes)
 	inputs, place := make([]*Tensor, len(s.inputs)), map[int]int{}
 	for i, t := range s.inputs {

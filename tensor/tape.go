@@ -22,6 +22,9 @@ type Tape struct {
 	before    []func(context.Context) error
 	after     []func(context.Context) error
 	failed    []func()
+	closing   []func()
+	segments  int                // calls of Recompute so far
+	segment   int                // the one whose function runs; see Segment
 	seed      float64            // the gradient of the loss with respect to itself
 	scaled    bool               // ScaleGrads has set it
 	autocast  DType              // what SetAutocast chose, 0 for none
@@ -141,6 +144,16 @@ func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = appen
 // error or a panic, of which it is not told. Wrappers leave nothing under way there.
 func (tp *Tape) AfterFailure(fn func()) { tp.failed = append(tp.failed, fn) }
 
+// OnClose registers fn to run when the tape is closed, before its values are freed: also
+// after a pass that had no backward pass, or failed on its way there. Wrappers give up
+// there what they hold for the pass.
+func (tp *Tape) OnClose(fn func()) { tp.closing = append(tp.closing, fn) }
+
+// Segment returns the number of the call of [Tape.Recompute] whose function is being run,
+// for the first time or again; 0 is none. The leaves that a function has brought to the
+// tape get their gradients after the whole of it has been walked again.
+func (tp *Tape) Segment() int { return tp.segment }
+
 // ScaleGrads multiplies every gradient of the tape's backward passes by f, at
 // no cost: it is where they start from. Averaging over ranks divides so before
 // it sums. Several wrappers in one pass want the same factor, which counts once;
@@ -167,6 +180,11 @@ func (tp *Tape) Count(numBytes int64) { tp.scope.count(int(numBytes)) }
 // Close frees everything that was made under the tape and not kept. Using such
 // a value afterwards panics. Close may be called twice.
 func (tp *Tape) Close() {
+	closing := tp.closing
+	tp.closing = nil
+	for _, fn := range closing {
+		fn()
+	}
 	tp.scope.release()
 	tp.scope.closed = true
 	tp.giveBack()
