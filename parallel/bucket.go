@@ -88,10 +88,10 @@ func flatten(alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor, lik
 	return flat, views
 }
 
-// memoryFor returns what makes buckets: ranks of one node reduce each other's in place.
+// memoryFor returns what makes buckets of a group, nil for memory that is not communicated: ranks of one node reduce each other's in place.
 // Without others there, or where all goes over PyTorch's wire, the pool's memory is quicker.
 func memoryFor(group *dist.Group) func(tensor.Device, tensor.DType, ...int) *tensor.Tensor {
-	if group.LocalSize() > 1 && group.Transport() != "gloo" {
+	if group != nil && group.LocalSize() > 1 && group.Transport() != "gloo" {
 		return tensor.NewShared
 	}
 	return tensor.New

@@ -9,6 +9,7 @@ import (
 	"weak"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -231,6 +232,9 @@ func (d *DDP) SyncBuffers(ctx context.Context) error { return d.reducer.syncBuff
 // StateDict returns the parameters and buffers of the model by name. All of them
 // are whole on every rank.
 func (d *DDP) StateDict() nn.NamedTensors { return nn.StateDict(d.Model) }
+
+// Layout says that the parameter is whole on every rank.
+func (*DDP) Layout(p *nn.Parameter) mesh.Layout { return mesh.Layout{Shape: p.Data().Shape()} }
 
 // String says over how many ranks the model is replicated.
 func (d *DDP) String() string { return fmt.Sprintf("DDP over %s", countRanks(d.group.Size())) }

@@ -19,6 +19,8 @@ import (
 type MismatchError struct {
 	Rank           int // the lowest rank that differs from rank 0
 	Have0, HasRank Entry
+
+	by string // the strategy, as the error names it
 }
 
 // Entry describes an entry of a model's state. Its name is empty where the
@@ -43,8 +45,8 @@ func (e *MismatchError) Error() string {
 		}
 		return fmt.Sprintf("%s %v", s.Name, s.Shape)
 	}
-	return fmt.Sprintf("ddp: the ranks have different models: rank 0 has %s where rank %d has %s; build the same model on every rank",
-		describe(e.Have0), e.Rank, describe(e.HasRank))
+	return fmt.Sprintf("%s: the ranks have different models: rank 0 has %s where rank %d has %s; build the same model on every rank",
+		e.by, describe(e.Have0), e.Rank, describe(e.HasRank))
 }
 
 // layoutOf describes the state of a model for comparison.
@@ -66,43 +68,27 @@ func layoutOf(model any) []Entry {
 	return out
 }
 
-// verifySame returns the same error on every rank when the models differ.
-func verifySame(ctx context.Context, group *dist.Group, model any) error {
+// verifySame returns the same error on every rank when the models differ. by is the strategy,
+// as errors name it.
+func verifySame(ctx context.Context, group *dist.Group, model any, by string) error {
 	text, err := json.Marshal(layoutOf(model))
 	if err != nil {
-		return fmt.Errorf("ddp: describe the model: %w", err)
+		return fmt.Errorf("%s: describe the model: %w", by, err)
 	}
-	table := crc32.MakeTable(crc32.Castagnoli)
-	digests, err := gather(ctx, group, []int64{int64(crc32.Checksum(text, table)), int64(len(text))})
+	differs, texts, err := firstDifference(ctx, group, text)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: compare the models of the ranks: %w", by, err)
 	}
-	differs := slices.IndexFunc(digests, func(d []int64) bool { return !slices.Equal(d, digests[0]) })
 	if differs < 0 {
 		return nil
 	}
-	// Rank 0 and the first rank that differs tell everybody what they have.
 	theirs := make([][]Entry, 2)
 	for i, rank := range []int{0, differs} {
-		buf := make([]int64, digests[rank][1])
-		if group.Rank() == rank {
-			for j, c := range text {
-				buf[j] = int64(c)
-			}
-		}
-		t := tensor.FromInt64(buf)
-		if err := group.Broadcast(ctx, t, rank); err != nil {
-			return fmt.Errorf("ddp: compare the models of the ranks: %w", err)
-		}
-		got := make([]byte, len(buf))
-		for j, c := range t.Int64s() {
-			got[j] = byte(c)
-		}
-		if err := json.Unmarshal(got, &theirs[i]); err != nil {
-			return fmt.Errorf("ddp: rank %d described its model as %q: %w", rank, got, err)
+		if err := json.Unmarshal(texts[i], &theirs[i]); err != nil {
+			return fmt.Errorf("%s: rank %d described its model as %q: %w", by, rank, texts[i], err)
 		}
 	}
-	e := &MismatchError{Rank: differs}
+	e := &MismatchError{Rank: differs, by: by}
 	for i := 0; ; i++ {
 		e.Have0, e.HasRank = Entry{}, Entry{}
 		if i < len(theirs[0]) {
@@ -117,11 +103,43 @@ func verifySame(ctx context.Context, group *dist.Group, model any) error {
 	}
 }
 
+// firstDifference compares a text of each rank. It returns the lowest rank whose text is not that
+// of rank 0, and the texts of rank 0 and of that rank: the same on every rank. The rank is -1 if
+// all texts are equal.
+func firstDifference(ctx context.Context, group *dist.Group, text []byte) (rank int, texts [2][]byte, err error) {
+	table := crc32.MakeTable(crc32.Castagnoli)
+	digests, err := gather(ctx, group, []int64{int64(crc32.Checksum(text, table)), int64(len(text))})
+	if err != nil {
+		return 0, texts, err
+	}
+	rank = slices.IndexFunc(digests, func(d []int64) bool { return !slices.Equal(d, digests[0]) })
+	if rank < 0 {
+		return rank, texts, nil
+	}
+	// Rank 0 and the first rank that differs tell everybody what they have.
+	for i, from := range []int{0, rank} {
+		buf := make([]int64, max(1, digests[from][1]))
+		if group.Rank() == from {
+			for j, c := range text {
+				buf[j] = int64(c)
+			}
+		}
+		t := tensor.FromInt64(buf)
+		if err := group.Broadcast(ctx, t, from); err != nil {
+			return 0, texts, err
+		}
+		for _, c := range t.Int64s()[:digests[from][1]] {
+			texts[i] = append(texts[i], byte(c))
+		}
+	}
+	return rank, texts, nil
+}
+
 // gather returns every rank's numbers.
 func gather(ctx context.Context, group *dist.Group, mine []int64) ([][]int64, error) {
 	all := tensor.New(tensor.CPU(), tensor.Int64, group.Size(), len(mine))
 	if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
-		return nil, fmt.Errorf("ddp: compare the models of the ranks: %w", err)
+		return nil, err
 	}
 	return slices.Collect(slices.Chunk(all.Int64s(), len(mine))), nil
 }

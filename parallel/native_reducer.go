@@ -32,14 +32,12 @@ type nativeReducer struct {
 	group    *dist.Group
 	buckets  []*bucket
 	bucketOf map[*nn.Parameter]*bucket
-	shared   []*bufferSync   // nil when buffers are left alone
-	sparse   []*nn.Parameter `name:"-"` // that have no bucket; see sparse.go
+	shared   []*bufferSync // nil when buffers are left alone
+	rows     rowSync       // of the parameters that have no bucket
 
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
 	launched int  // buckets 0 … launched-1 have been handed to the group
-
-	rowsReduced bool // the rows of sparse parameters are the same on every rank
 
 	grace time.Duration // how long a pass that has failed waits for reductions under way
 }
@@ -49,7 +47,7 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err := checkParams(model); err != nil {
 		return nil, fmt.Errorf("ddp: %w", err)
 	}
-	if err := verifySame(ctx, group, model); err != nil {
+	if err := verifySame(ctx, group, model, "ddp"); err != nil {
 		return nil, besidePyTorch(err)
 	}
 	for _, s := range nn.StateDict(model) {
@@ -57,7 +55,7 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 			return nil, besidePyTorch(fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err))
 		}
 	}
-	r := &nativeReducer{group: group, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
+	r := &nativeReducer{group: group, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", group: group}, grace: abandonTime}
 	if !o.localBuffers && group.Size() > 1 {
 		r.shared = newBufferSyncs(model)
 	}
@@ -66,7 +64,7 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 		switch {
 		case p.Frozen:
 		case p.Sparse:
-			r.sparse = append(r.sparse, p)
+			r.rows.sparse = append(r.rows.sparse, p)
 		default:
 			trained = append(trained, p)
 		}
@@ -147,7 +145,7 @@ func (r *nativeReducer) begin(sync bool) error {
 	if err := r.stillInBuckets(); err != nil {
 		return err
 	}
-	if err := r.beginRows(); err != nil {
+	if err := r.rows.begin(); err != nil {
 		return err
 	}
 	r.reducing, r.launched = sync, 0
@@ -175,6 +173,9 @@ func (r *nativeReducer) stillInBuckets() error {
 			if buf, _ := p.GradBuffer(); buf != b.views[i] {
 				return fmt.Errorf("ddp: the gradient of %s has got other memory than its bucket since NewDDP, by SetData with another shape or dtype, SetGrad, SetGradBuffer or a later NewDDP, "+
 					"so the ranks would not share it: call NewDDP again", p.Name())
+			}
+			if p.Sparse {
+				return fmt.Errorf("ddp: %s was not sparse when NewDDP was called and is now, so its gradient would differ between ranks: call NewDDP again", p.Name())
 			}
 		}
 	}
@@ -225,7 +226,7 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 		b.missing = 0
 	}
 	r.launch(ctx)
-	first := r.sumRows(ctx)
+	first := r.rows.sum(ctx)
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	wait := context.WithoutCancel(ctx)
 	for i, b := range r.buckets {

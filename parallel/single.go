@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -64,6 +65,9 @@ func (*Single) SyncBuffers(context.Context) error { return nil }
 
 // StateDict returns the parameters and buffers of the model by name.
 func (s *Single) StateDict() nn.NamedTensors { return nn.StateDict(s.Model) }
+
+// Layout says that the parameter is whole.
+func (*Single) Layout(p *nn.Parameter) mesh.Layout { return mesh.Layout{Shape: p.Data().Shape()} }
 
 // String says that it is one rank.
 func (*Single) String() string { return "one rank" }

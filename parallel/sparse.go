@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -13,33 +14,34 @@ import (
 // isDense is the number of rows of a gradient that is no gradient by rows.
 const isDense = -1
 
-// beginRows prepares the sparse parameters for a backward pass.
-func (r *nativeReducer) beginRows() error {
-	for _, b := range r.buckets {
-		for _, p := range b.params {
-			if p.Sparse {
-				return fmt.Errorf("ddp: %s was not sparse when NewDDP was called and is now, so its gradient would differ between ranks: call NewDDP again", p.Name())
-			}
-		}
-	}
+// rowSync sums the gradients of sparse parameters, which every rank of a group has whole.
+type rowSync struct {
+	by      string // the strategy, as errors name it
+	group   *dist.Group
+	sparse  []*nn.Parameter `name:"-"`
+	reduced bool            // the rows are the same on every rank
+}
+
+// begin prepares the sparse parameters for a backward pass.
+func (r *rowSync) begin() error {
 	for _, p := range r.sparse {
 		if !p.Sparse {
-			return fmt.Errorf("ddp: %s was sparse when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
+			return fmt.Errorf("%s: %s was sparse when the model was wrapped and is not any more, so its gradient would differ between ranks: wrap a model again", r.by, p.Name())
 		}
 		// As with buckets, averages that nobody has dropped are added to, and each
 		// rank brings its share of them.
-		if g := p.RowGrad(); g != nil && r.rowsReduced {
+		if g := p.RowGrad(); g != nil && r.reduced {
 			g.Rows.Scale(1 / float64(r.group.Size()))
 		}
 	}
-	r.rowsReduced = false
+	r.reduced = false
 	return nil
 }
 
-// sumRows replaces the gradient of every sparse parameter by the sum over the
+// sum replaces the gradient of every sparse parameter by the sum over the
 // ranks. What travels is what the ranks have used: its size grows with the
 // batch and the number of ranks, not with the table.
-func (r *nativeReducer) sumRows(ctx context.Context) error {
+func (r *rowSync) sum(ctx context.Context) error {
 	if len(r.sparse) == 0 {
 		return nil
 	}
@@ -55,7 +57,7 @@ func (r *nativeReducer) sumRows(ctx context.Context) error {
 	}
 	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size(), len(own))
 	if err := r.group.AllGather(ctx, all, tensor.FromInt64(own)); err != nil {
-		return fmt.Errorf("ddp: count the rows of sparse gradients: %w", err)
+		return fmt.Errorf("%s: count the rows of sparse gradients: %w", r.by, err)
 	}
 	counts := all.Int64s()
 	for i, p := range r.sparse {
@@ -63,21 +65,21 @@ func (r *nativeReducer) sumRows(ctx context.Context) error {
 		for rank := range ofRanks {
 			ofRanks[rank] = int(counts[rank*len(own)+i])
 			if ofRanks[rank] == isDense {
-				return fmt.Errorf("ddp: %s is sparse, but rank %d has used it whole, as a tied output layer does, so that its gradient is dense: do not mark it sparse", p.Name(), rank)
+				return fmt.Errorf("%s: %s is sparse, but rank %d has used it whole, as a tied output layer does, so that its gradient is dense: do not mark it sparse", r.by, p.Name(), rank)
 			}
 		}
-		if err := r.sumRowsOf(ctx, p, ofRanks); err != nil {
-			return fmt.Errorf("ddp: gather the rows of the gradient of %s: %w", p.Name(), err)
+		if err := r.sumOf(ctx, p, ofRanks); err != nil {
+			return fmt.Errorf("%s: gather the rows of the gradient of %s: %w", r.by, p.Name(), err)
 		}
 	}
-	r.rowsReduced = true
+	r.reduced = true
 	return nil
 }
 
-// sumRowsOf gathers the rows of one parameter, of which rank r has counts[r],
+// sumOf gathers the rows of one parameter, of which rank r has counts[r],
 // and adds them up in the order of the ranks, as every rank does. That happens on
 // the CPU, which knows how many rows there are.
-func (r *nativeReducer) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) error {
+func (r *rowSync) sumOf(ctx context.Context, p *nn.Parameter, counts []int) error {
 	most := 0
 	for _, n := range counts {
 		most = max(most, n)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -63,6 +64,10 @@ type Strategy interface {
 	// this rank's shard.
 	StateDict() nn.NamedTensors
 
+	// Layout says how a parameter lies on the ranks, and with it its gradient and its optimizer
+	// state. The layout of what is not spread has no mesh.
+	Layout(p *nn.Parameter) mesh.Layout
+
 	// String says how the model is spread, in a few words for the first lines of
 	// a run: "DDP over 4 ranks".
 	fmt.Stringer
@@ -71,6 +76,9 @@ type Strategy interface {
 var (
 	_ Strategy = (*Single)(nil)
 	_ Strategy = (*DDP)(nil)
+	_ Strategy = (*FSDP)(nil)
+
+	_ nn.Interceptor = (*FSDP)(nil)
 )
 
 // checkModule fails for what cannot be called.

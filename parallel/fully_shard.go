@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// FSDP is fully sharded data parallelism (Zhao et al. 2023, "PyTorch FSDP"): each rank holds a
+// shard of each parameter, of its gradient and of its optimizer state, and computes a share of
+// the batch. It is a [Strategy]. [FullyShard] makes it.
+//
+// The parameters are divided into units by a [Policy]. The full values of a unit exist only
+// while its module runs: they are gathered before its call in the forward pass, given up after
+// it, gathered again in the backward pass, and given up when it is over. Then the gradients of
+// the unit are summed, and each rank keeps its shard of the sums. While a unit computes, the
+// next one is on its way: there are at most two gathers under way, and a rank holds the full
+// values of two units beside those of the model itself, which stay for the whole pass.
+//
+// [nn.Parameter.Data] is the shard, for everybody but the model. An optimizer that is made
+// after the FSDP keeps its state for the shard, and does not know of it.
+//
+// With an axis replicate, the ranks of the axis fsdp share one copy of the model among
+// themselves, and their gradients are then summed over the copies (hybrid sharding).
+//
+// As with [DDP], the backward pass starts with 1/ranks, gradients that nobody has dropped are
+// added to, and a parameter that no rank has reached keeps the gradient that it has. Each rank
+// must run the same units in the same order. It may leave out parameters inside of a unit, and
+// need not come to a unit in its backward pass.
+type FSDP struct {
+	// Model is what was wrapped, an nn.Module or nn.ModuleN. Its parameters have the same names
+	// in the FSDP.
+	Model any `name:""`
+
+	mesh     *mesh.Mesh
+	shards   *dist.Group // of the axis fsdp
+	replicas *dist.Group // of the axis replicate; nil without
+	device   tensor.Device
+
+	units      []*shardUnit                  `name:"-"` // the model itself is the first
+	unitOf     map[any]*shardUnit            `name:"-"`
+	params     []*shardParam                 `name:"-"` // in the order of the model
+	paramOf    map[*nn.Parameter]*shardParam `name:"-"`
+	rows       rowSync                       `name:"-"`
+	numTrained int
+	shared     []*bufferSync `name:"-"`
+	keep       bool
+
+	sync     bool // false inside of NoSync
+	passes   []*shardPass
+	outlines map[bool][]outline // of the last pass with a record, and without
+	arenas   arenas
+	unused   []string
+	failed   bool // a backward pass has not come to its end
+	grace    time.Duration
+	late     stragglerWatch
+}
+
+// FSDPOption is an option of [FullyShard].
+type FSDPOption func(*fsdpOptions)
+
+type fsdpOptions struct {
+	policy   Policy
+	keep     bool
+	shardDim func(name string, shape []int) int
+}
+
+// WithPolicy divides the model into units by p. The default is [ByBlock].
+func WithPolicy(p Policy) FSDPOption { return func(o *fsdpOptions) { o.policy = p } }
+
+// Reshard says when the full values of a unit are given up.
+type Reshard int
+
+const (
+	// Always gives them up after the call in the forward pass, and gathers them again in the
+	// backward pass. It is the default, and takes the least memory.
+	Always Reshard = iota
+	// Never keeps them until the backward pass is over, which saves a gather.
+	Never
+)
+
+// WithReshard chooses when the full values of units are given up. Those of the model itself stay
+// for the whole pass in any case.
+func WithReshard(r Reshard) FSDPOption { return func(o *fsdpOptions) { o.keep = r == Never } }
+
+// WithShardDim cuts parameters along the dim that dim returns for their name and shape. The
+// default is 0. Along another dim the number of ranks must divide the parameter.
+func WithShardDim(dim func(name string, shape []int) int) FSDPOption {
+	return func(o *fsdpOptions) { o.shardDim = dim }
+}
+
+// FullyShard prepares a model, an nn.Module or nn.ModuleN, for training with sharded parameters
+// on all ranks of a mesh. The mesh has an axis "fsdp", and may have an axis "replicate". Every
+// rank calls it with the same model. A difference in the parameters is an error on every rank,
+// which names the first one ([*MismatchError]), and so is a difference in the units. Parameters
+// and buffers take rank 0's values.
+//
+// Make the optimizer afterwards. Parameters that are sparse stay whole on every rank.
+func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption) (*FSDP, error) {
+	o := fsdpOptions{policy: ByBlock(), shardDim: func(string, []int) int { return 0 }}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	f, err := fullyShard(ctx, model, m, &o)
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: %w", err)
+	}
+	return f, nil
+}
+
+func fullyShard(ctx context.Context, model any, m *mesh.Mesh, o *fsdpOptions) (*FSDP, error) {
+	if err := checkModule(model); err != nil {
+		return nil, err
+	}
+	f := &FSDP{
+		Model: model, mesh: m, keep: o.keep, sync: true, grace: abandonTime,
+		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
+	}
+	if err := f.join(); err != nil {
+		return nil, err
+	}
+	world := m.World()
+	if err := verifySame(ctx, world, model, "fsdp"); err != nil {
+		return nil, err
+	}
+	if err := f.divide(ctx, model, o); err != nil {
+		return nil, err
+	}
+	for _, s := range nn.StateDict(model) {
+		if s.Tensor.Device() == tensor.Meta {
+			continue
+		}
+		if err := world.Broadcast(ctx, s.Tensor, 0); err != nil {
+			return nil, fmt.Errorf("broadcast %s from rank 0: %w", s.Name, err)
+		}
+	}
+	if world.Size() > 1 {
+		f.shared = newBufferSyncs(model)
+	}
+	for _, u := range f.units {
+		if err := u.shard(); err != nil {
+			return nil, err
+		}
+	}
+	runtime.GC() // which frees the full values: nothing refers to them
+	return f, nil
+}
+
+// join looks up the groups of the axes.
+func (f *FSDP) join() error {
+	for _, a := range f.mesh.Axes() {
+		switch a.Name {
+		case shardAxis:
+		case replicateAxis:
+		default:
+			return fmt.Errorf("the mesh has an axis %q: FullyShard shards over an axis %q and replicates over an axis %q, and knows no others", a.Name, shardAxis, replicateAxis)
+		}
+	}
+	var err error
+	if f.shards, err = f.mesh.Group(shardAxis); err != nil {
+		return err
+	}
+	if f.mesh.Has(replicateAxis) {
+		if f.replicas, err = f.mesh.Group(replicateAxis); err != nil {
+			return err
+		}
+	}
+	if g := f.mesh.World(); g.Transport() == "gloo" {
+		return fmt.Errorf("group %q speaks PyTorch's wire, over which FullyShard does not run: use NewDDP with WithPyTorch, or a group made with dist.WithBackend(\"native\")", g.Name())
+	}
+	return nil
+}
+
+// divide makes the units. If ranks have come to different ones, or a rank to none, all return
+// the same error.
+func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
+	left := func(p *nn.Parameter) bool { return p.Sparse && !p.Frozen }
+	units, err := assign(model, o.policy, left)
+	if err == nil {
+		err = f.makeUnits(units, o)
+	}
+	var text strings.Builder
+	if err != nil {
+		fmt.Fprintf(&text, "an error: %v\n", err)
+	} else {
+		fmt.Fprintf(&text, "%v, full values kept: %v\n", f.mesh.Axes(), f.keep)
+		for _, u := range f.units {
+			for _, s := range u.params {
+				fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d\n", s.name, u.path, s.dim)
+			}
+		}
+	}
+	rank, texts, compareErr := firstDifference(ctx, f.mesh.World(), []byte(text.String()))
+	switch {
+	case compareErr != nil:
+		return fmt.Errorf("compare the units of the ranks: %w", compareErr)
+	case rank < 0:
+		return err
+	}
+	lines := [2][]string{strings.Split(string(texts[0]), "\n"), strings.Split(string(texts[1]), "\n")}
+	i := 0
+	for i < len(lines[0]) && i < len(lines[1]) && lines[0][i] == lines[1][i] {
+		i++
+	}
+	has := func(lines []string) string {
+		if i < len(lines) && lines[i] != "" {
+			return lines[i]
+		}
+		return "nothing more"
+	}
+	return fmt.Errorf("the ranks divide the model differently: rank 0 has %s where rank %d has %s; give FullyShard the same policy and options on every rank", has(lines[0]), rank, has(lines[1]))
+}
+
+func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
+	for _, a := range assigned {
+		u := &shardUnit{f: f, path: a.path, module: a.module}
+		f.units = append(f.units, u)
+		f.unitOf[a.module] = u
+		for _, p := range a.params {
+			s, err := f.newParam(u, p, o)
+			if err != nil {
+				return err
+			}
+			u.params = append(u.params, s)
+			f.paramOf[p] = s
+		}
+	}
+	f.rows = rowSync{by: "fsdp", group: f.mesh.World()}
+	for _, p := range nn.Parameters(f.Model) {
+		s := f.paramOf[p]
+		switch {
+		case s == nil:
+			f.rows.sparse = append(f.rows.sparse, p)
+			continue
+		case !s.frozen && !s.dtype.IsFloat():
+			return fmt.Errorf("%s is %v, which has no gradient: freeze it, or make it a buffer", s.name, s.dtype)
+		case !s.frozen:
+			s.index = f.numTrained
+			f.numTrained++
+		}
+		f.params = append(f.params, s)
+		f.device = s.device
+	}
+	return nil
+}
+
+// newParam says how a parameter will be cut.
+func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardParam, error) {
+	s := &shardParam{
+		param: p, name: p.Name(), unit: u, shape: p.Data().Shape(), dtype: p.Data().DType(), frozen: p.Frozen, device: p.Data().Device(),
+	}
+	s.dim = o.shardDim(s.name, slices.Clone(s.shape))
+	n := f.shards.Size()
+	switch {
+	case len(s.shape) == 0:
+		return nil, fmt.Errorf("%s has no dims, and cannot be cut: give it the shape [1]", s.name)
+	case s.dim < 0 || s.dim >= len(s.shape):
+		return nil, fmt.Errorf("%s of shape %v cannot be cut along dim %d: WithShardDim chooses a dim from 0 to %d", s.name, s.shape, s.dim, len(s.shape)-1)
+	case s.dim != 0 && s.shape[s.dim]%n != 0:
+		return nil, fmt.Errorf("%s of shape %v is not cut evenly along dim %d by the %d ranks of axis %s: %d %% %d = %d; along a dim other than 0 the number of ranks must divide it: cut it along dim 0",
+			s.name, s.shape, s.dim, n, shardAxis, s.shape[s.dim], n, s.shape[s.dim]%n)
+	}
+	s.chunkShape = slices.Clone(s.shape)
+	s.chunkShape[s.dim] = (s.shape[s.dim] + n - 1) / n
+	s.padded = slices.Clone(s.shape)
+	s.padded[s.dim] = s.chunkShape[s.dim] * n
+	for _, a := range f.mesh.Axes() {
+		at, owes := mesh.Replicate(), mesh.Partial(dist.Sum)
+		if a.Name == shardAxis {
+			at = mesh.Shard(s.dim)
+		}
+		s.sharded, s.owing, s.whole = append(s.sharded, at), append(s.owing, owes), append(s.whole, mesh.Replicate())
+	}
+	return s, nil
+}
+
+// shard makes the memory of the unit, and the parameters this rank's shards.
+func (u *shardUnit) shard() error {
+	f := u.f
+	coordinate := f.mesh.Coordinate()
+	for _, views := range layOut(u.params, memoryFor(f.shards)) {
+		for s, chunk := range views {
+			s.chunk = chunk
+			s.chunk.SetName(s.name)
+		}
+	}
+	for _, s := range u.params {
+		boxes, err := mesh.Boxes(s.shape, f.mesh.Shape(), s.sharded, coordinate)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		start, rows := 0, 0
+		if len(boxes) > 0 {
+			start, rows = boxes[0].Start[s.dim], boxes[0].Shape[s.dim]
+		}
+		s.data = s.chunk.Narrow(s.dim, 0, rows)
+		old := s.param.Data()
+		if rows > 0 && old.Device() != tensor.Meta {
+			s.data.CopyFrom(old.Narrow(s.dim, start, rows))
+		}
+		s.base = tensor.On(s.device).Empty(s.dtype, s.padded...)
+		s.base.SetName(s.name)
+		s.full = s.base.Narrow(s.dim, 0, s.shape[s.dim])
+		s.full.SetName(s.name)
+		s.base.Release()
+		s.param.SetData(s.data)
+		s.param.SetGrad(nil)
+		s.param.SetGradBuffer(nil)
+		s.param.OnZeroGrad(s.forget)
+	}
+	u.prepare()
+	return nil
+}
+
+// forget drops a whole gradient that was kept under NoSync.
+func (s *shardParam) forget() {
+	u := s.unit
+	s.holds = false
+	if u.grads != nil && u.reducing == nil && !slices.ContainsFunc(u.params, func(o *shardParam) bool { return o.holds }) {
+		u.forgetGrads()
+	}
+}
+
+// Forward runs a model that is an nn.Module. In a training pass, the Backward that follows
+// averages the gradients.
+func (f *FSDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	m, ok := f.Model.(nn.Module)
+	if !ok {
+		c.Fail(fmt.Errorf("fsdp: a %T has several inputs or results: call the FSDP by CallN", f.Model))
+	}
+	return f.around(c, func(c *nn.Ctx) []*tensor.Tensor { return []*tensor.Tensor{c.Call(m, x)} })[0]
+}
+
+// ForwardN is Forward for an nn.ModuleN.
+func (f *FSDP) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	m, ok := f.Model.(nn.ModuleN)
+	if !ok {
+		c.Fail(fmt.Errorf("fsdp: a %T has one input and one result: call the FSDP by Call", f.Model))
+	}
+	return f.around(c, func(c *nn.Ctx) []*tensor.Tensor { return c.CallN(m, x...) })
+}
+
+// around runs the model in a pass.
+func (f *FSDP) around(c *nn.Ctx, run func(c *nn.Ctx) []*tensor.Tensor) []*tensor.Tensor {
+	if err := f.prepare(c); err != nil {
+		c.Fail(err)
+	}
+	y := run(c.With(f))
+	if p := f.passOf(c); !p.recording {
+		f.outlines[false] = p.outline()
+		if _, err := f.agree(c, p, nil)(); err != nil {
+			c.Fail(err)
+		}
+		p.trace = p.trace[:0]
+	}
+	return y
+}
+
+// prepare makes a training pass average its gradients. A pass may run the model several times,
+// but is prepared once.
+func (f *FSDP) prepare(c *nn.Ctx) error {
+	if c.HasLeaves() {
+		return errors.New("fsdp: nn.WithLeaves takes the gradients of the pass elsewhere, as distributed autograd does, and they could not be reduced: use DDP there, or run the pass without it")
+	}
+	for _, s := range f.params {
+		if s.param.Data() != s.data {
+			if err := s.adopt(); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range f.passes {
+		if p.tape.Value() == c.Tape() {
+			return nil
+		}
+	}
+	p := f.passOf(c)
+	if !p.recording {
+		return nil
+	}
+	// The average is a sum of gradients that are small from the start.
+	c.Tape().ScaleGrads(1 / float64(f.mesh.Size()))
+	c.Tape().BeforeBackward(p.begin)
+	c.Tape().AfterBackward(p.finish)
+	c.Tape().AfterFailure(p.abandon)
+	if !p.sync {
+		return nil
+	}
+	return f.SyncBuffers(c)
+}
+
+// adopt takes over a shard that SetData has replaced.
+func (s *shardParam) adopt() error {
+	d := s.param.Data()
+	if !slices.Equal(d.Shape(), s.data.Shape()) || d.DType() != s.dtype {
+		return fmt.Errorf("fsdp: %s is %v%v since FullyShard, by SetData, and this rank's shard is %v%v: write the shard in place, or call FullyShard after SetData",
+			s.name, d.DType(), d.Shape(), s.dtype, s.data.Shape())
+	}
+	if d.Device() == tensor.Meta || d.Device() != s.device {
+		return fmt.Errorf("fsdp: %s is on device %s, and FullyShard found it on %s: fill the shard in place", s.name, d.Device().Name(), s.device.Name())
+	}
+	s.data.CopyFrom(d)
+	s.param.SetData(s.data)
+	return nil
+}
+
+// InterceptCall gathers a unit around the call of its module.
+func (f *FSDP) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	u := f.unitOf[module]
+	if u == nil {
+		return next(c, x)
+	}
+	p := f.passOf(c)
+	if c.Recomputing() {
+		return p.rerun(c, u, x, next)
+	}
+	i, err := p.enter(c, u)
+	if err != nil {
+		c.Fail(err)
+	}
+	y := next(c, p.wrap("fsdp release", i, x))
+	return p.wrap("fsdp gather", p.leave(c, u), y)
+}
+
+// InterceptParam gives the model the full value of a parameter.
+func (f *FSDP) InterceptParam(c *nn.Ctx, param *nn.Parameter, next func(c *nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	s := f.paramOf[param]
+	if s == nil {
+		return next(c)
+	}
+	p := f.passOf(c)
+	if p.held[s.unit] == 0 {
+		where := "the call of the model"
+		if s.unit.path != "" {
+			where = "the call of " + s.unit.path
+		}
+		panic(tensor.NewError("param", []*tensor.Tensor{s.full}, "the parameter is read outside of %s, to whose unit it belongs, and is away: read it there, call the module by Ctx.Call, or choose a policy with a unit around both", where))
+	}
+	if !p.bound[s] {
+		p.bound[s] = true
+		var leaf tensor.Leaf
+		if !param.Frozen && !s.frozen {
+			leaf = s
+		}
+		c.Bind(param, c.Tape().Watch(s.full, leaf))
+	}
+	return next(c)
+}
+
+// NoSync runs fn with averaging off: its backward passes add up the gradients of full values on
+// this rank alone, and the first pass afterwards sums them over the ranks. It saves the
+// communication, and takes the memory of the whole gradients: without it, the passes of an
+// accumulation sum their gradients each, and give the same. Inside another NoSync it changes
+// nothing.
+func (f *FSDP) NoSync(fn func() error) error {
+	outside := f.sync
+	f.sync = false
+	defer func() { f.sync = outside }()
+	return fn()
+}
+
+// ClipGradNorm sums the squares of this rank's shards over the ranks that have the others.
+func (f *FSDP) ClipGradNorm(ctx context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
+	var shards, whole []*tensor.Tensor
+	for _, p := range params {
+		switch g := p.Grad(); {
+		case p.RowGrad() != nil:
+			whole = append(whole, p.RowGrad().Rows)
+		case g == nil:
+		case f.paramOf[p] != nil:
+			shards = append(shards, g)
+		default:
+			whole = append(whole, g)
+		}
+	}
+	sum := func(gs []*tensor.Tensor) *tensor.Tensor {
+		gs = slices.DeleteFunc(gs, func(g *tensor.Tensor) bool { return g.NumElems() == 0 })
+		if len(gs) == 0 {
+			return tensor.New(f.device, tensor.Float64)
+		}
+		return tensor.SumSquaresAll(gs...)
+	}
+	squares := mesh.Tensor{Local: sum(shards), Layout: mesh.Layout{Mesh: f.mesh, Shape: []int{}}}
+	squares.Local.SetName("the squares of the gradients")
+	for _, a := range f.mesh.Axes() {
+		p := mesh.Replicate()
+		if a.Name == shardAxis {
+			p = mesh.Partial(dist.Sum)
+		}
+		squares.Placements = append(squares.Placements, p)
+	}
+	summed, err := mesh.AllReduce(ctx, shardAxis, squares)
+	if err != nil {
+		return nil, nil, fmt.Errorf("fsdp: sum the squares of the gradients: %w", err)
+	}
+	if err := summed[0].Expect(make([]mesh.Placement, len(squares.Placements))...); err != nil {
+		return nil, nil, fmt.Errorf("fsdp: clip: %w", err)
+	}
+	norm = summed[0].Local.Add(sum(whole)).Sqrt()
+	return norm, optim.ClipScale(norm, maxNorm), nil
+}
+
+// SyncBuffers gives every rank rank 0's buffers. Training passes begin with it.
+func (f *FSDP) SyncBuffers(ctx context.Context) error {
+	for _, s := range f.shared {
+		if err := s.broadcast(ctx, f.mesh.World()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StateDict returns this rank's shards of the parameters, and the buffers, by name. Layout says
+// which part of a parameter a shard is.
+func (f *FSDP) StateDict() nn.NamedTensors { return nn.StateDict(f.Model) }
+
+// Layout returns how a parameter is spread over the mesh.
+func (f *FSDP) Layout(p *nn.Parameter) mesh.Layout {
+	s := f.paramOf[p]
+	if s == nil {
+		return mesh.Layout{Mesh: f.mesh, Shape: p.Data().Shape(), Placements: make([]mesh.Placement, len(f.mesh.Axes()))}
+	}
+	return mesh.Layout{Mesh: f.mesh, Shape: slices.Clone(s.shape), Placements: slices.Clone(s.sharded)}
+}
+
+// Unused returns the names of the parameters that no rank has reached in the last synchronised
+// backward pass.
+func (f *FSDP) Unused() []string { return slices.Clone(f.unused) }
+
+// String says over how many ranks the model is sharded, and in how many units.
+func (f *FSDP) String() string {
+	s := fmt.Sprintf("FSDP over %s", countRanks(f.shards.Size()))
+	if f.replicas != nil && f.replicas.Size() > 1 {
+		s = fmt.Sprintf("HSDP, %d replicas over %s each", f.replicas.Size(), countRanks(f.shards.Size()))
+	}
+	return fmt.Sprintf("%s in %d units", s, len(f.units))
+}
+
+var errUnfinishedShards = errors.New("fsdp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
