@@ -52,7 +52,7 @@ func caller() string {
 	ours := func(file string) bool {
 		dir := path.Dir(file)
 		return !strings.HasSuffix(file, "_test.go") &&
-			(dir == root+"/tensor" || dir == root+"/nn" || dir == root+"/parallel" || strings.HasPrefix(dir+"/", root+"/rpc/") || strings.HasPrefix(dir, root+"/internal/"))
+			(dir == root+"/tensor" || dir == root+"/nn" || strings.HasPrefix(dir+"/", root+"/parallel/") || strings.HasPrefix(dir+"/", root+"/rpc/") || strings.HasPrefix(dir, root+"/internal/"))
 	}
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])

@@ -8,8 +8,9 @@ import "slices"
 // changes nothing. What it knows of a value it keeps with the value; see
 // [Tensor.SetNote].
 //
-// An operation that is made of others is seen as these: Mean is a sum and a
-// product. A fused one is one operation. What [Tape.Recompute] runs is seen in its
+// An operation that is made of others is seen as these. Mean is a sum and a product,
+// and the result is then seen again as "mean", because the factor of the product is the
+// number of elements. A fused operation is one operation. What [Tape.Recompute] runs is seen in its
 // first run and again in its second. A method that panics ends the operation as a
 // wrong shape does, so a panic of a *Error is an error with the module's name at
 // the border of the step.

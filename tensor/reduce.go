@@ -95,7 +95,11 @@ func (t *Tensor) meanOf(sum func(t *Tensor) *Tensor) *Tensor {
 		wide = t.To(Float32)
 	}
 	s := sum(wide)
-	return s.MulScalar(float64(s.NumElems()) / float64(t.NumElems())).To(t.dtype)
+	out := s.MulScalar(float64(s.NumElems()) / float64(t.NumElems())).To(t.dtype)
+	if t.tape != nil && t.tape.observer != nil {
+		t.tape.observe("mean", out, nil, t) // of a part of t it would be no part of the mean
+	}
+	return out
 }
 
 // SumSquares returns the sum of the squares of all elements, in float64 and
