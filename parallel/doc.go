@@ -15,6 +15,9 @@
 // where a gradient is ready (nn.Parameter.OnGradReady,
 // tensor.Tape.AfterBackward). The code of the model does not know of it.
 //
+// The first training pass of a strategy is checked: each value has a sharding type,
+// and each gradient must owe what the strategy pays off; see package sharding.
+//
 // With the option [WithPyTorch] a DDP issues the collectives of PyTorch's
 // DistributedDataParallel instead of its own, so that a group may have ranks of
 // both kinds. testdata/ddp_pytorch.py records what those collectives are.
@@ -38,6 +41,7 @@
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
 //	prediction.go       what a step will take: memory, and bytes between ranks
+//	type_check.go       the check of sharding types in the first training pass
 //	mismatch.go         MismatchError: ranks with different models
 //	straggler.go        ranks that the others wait for
 //	sync_batchnorm.go   batch norms over the batches of all ranks

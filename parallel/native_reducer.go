@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -40,6 +42,9 @@ type nativeReducer struct {
 	launched int  // buckets 0 … launched-1 have been handed to the group
 
 	grace time.Duration // how long a pass that has failed waits for reductions under way
+
+	params []*nn.Parameter `name:"-"` // of the model
+	types  typeCheck
 }
 
 // newNativeReducer gives all ranks rank 0's state and lays out the buckets.
@@ -60,7 +65,8 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 		r.shared = newBufferSyncs(model)
 	}
 	var trained []*nn.Parameter
-	for _, p := range nn.Parameters(model) {
+	r.params = nn.Parameters(model)
+	for _, p := range r.params {
 		switch {
 		case p.Frozen:
 		case p.Sparse:
@@ -129,16 +135,31 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 	}
 	// The average is a sum of gradients that are small from the start.
 	c.Tape().ScaleGrads(1 / float64(r.group.Size()))
+	r.checkTypes(c.Tape())
 	if !sync {
 		return nil
 	}
 	return r.syncBuffers(c)
 }
 
+// checkTypes has the types of the first training pass checked: the parameters are
+// replicated, and their gradients are each rank's part of a sum.
+func (r *nativeReducer) checkTypes(tape *tensor.Tape) {
+	pass := r.types.begin(tape, sharding.Axis{Name: "replicate", Data: true})
+	for _, p := range r.params {
+		use := sharding.Parameter{Name: p.Name(), Value: sharding.Type{mesh.Replicate()}}
+		if !p.Frozen {
+			use.Gradient = sharding.Type{mesh.Partial(dist.Sum)}
+		}
+		pass.Param(p.Data(), use)
+	}
+}
+
 var errUnfinished = errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
 
 // begin prepares a backward pass.
 func (r *nativeReducer) begin(sync bool) error {
+	r.types.end()
 	if r.reducing {
 		return errUnfinished
 	}
