@@ -49,7 +49,10 @@ func (g *Generator) Uniform(t *Tensor, lo, hi float64) {
 	}
 	w := words{g.anchor, g.owed}
 	g.owed += t.NumElems()
-	t.drawn(&w, func(r *replay, data []float32, at int) { r.uniform(w, data, at, float32(lo), float32(hi)) })
+	say := func() string {
+		return fmt.Sprintf("uniform in [%v, %v) from word %d of generator %x on", lo, hi, w.at, digest(w.anchor.State()))
+	}
+	t.drawn(&w, say, func(r *replay, data []float32, at int) { r.uniform(w, data, at, float32(lo), float32(hi)) })
 }
 
 // Normal overwrites a contiguous float32 tensor with normal numbers.
@@ -62,7 +65,10 @@ func (g *Generator) Normal(t *Tensor, mean, std float64) {
 		return
 	}
 	t.wantDrawable("normal")
-	t.drawn(nil, func(_ *replay, data []float32, at int) { draw(data, at) })
+	say := func() string {
+		return fmt.Sprintf("normal of mean %v and deviation %v, tensor %d of seed %d", mean, std, stream, int64(normal.Key))
+	}
+	t.drawn(nil, say, func(_ *replay, data []float32, at int) { draw(data, at) })
 }
 
 // twister returns the generator of uniform numbers, once it has given what tensors

@@ -174,6 +174,32 @@ func TestMaterializeInChunks(t *testing.T) {
 	}
 }
 
+// TestOrigin: equal texts stand for the same values.
+func TestOrigin(t *testing.T) {
+	seed := seeded.Of(t)
+	all := func(g *Generator) (texts []string) {
+		w := writer{dev: Meta, g: g}
+		w.write(rand.New(rand.NewPCG(seed, 0)))
+		for _, m := range w.ts {
+			texts = append(texts, m.Origin(), m.Reshape(m.NumElems()).Narrow(0, 0, 1).Origin())
+		}
+		return texts
+	}
+	a, b, other := all(NewGenerator(1)), all(NewGenerator(1)), all(NewGenerator(2))
+	if !slices.Equal(a, b) || slices.Contains(a, "") {
+		t.Errorf("the same calls have the origins\n%v\n%v", strings.Join(a, "\n"), strings.Join(b, "\n"))
+	}
+	for _, i := range []int{0, 3, 12} {
+		t.Log(a[i])
+	}
+	if slices.Equal(a, other) {
+		t.Error("draws of another seed have the same origins")
+	}
+	if text := Zeros(3).Origin() + On(Meta).Full(1, 2).Add(On(Meta).Full(1, 2)).Origin(); text != "" {
+		t.Errorf("the origin of values that are there, or that nobody remembers, is %q", text)
+	}
+}
+
 // TestMaterializeUnknown: what nobody remembers is an error that names the tensor and
 // what wrote it, until all of it is written again.
 func TestMaterializeUnknown(t *testing.T) {

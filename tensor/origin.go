@@ -3,8 +3,11 @@
 package tensor
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/cohort-ml/cohort/internal/random"
 )
@@ -29,6 +32,7 @@ type call struct {
 	// has the index at in the region. A region that is not dense has parts all of
 	// which are written alike: at says nothing then.
 	redo func(r *replay, dst *Tensor, at int)
+	say  func() string // what it writes, the same for calls that write the same
 	// Where what it needs stands in the streams of generators: its own words, or
 	// those of the calls that it copies from.
 	words *words
@@ -162,14 +166,16 @@ func (t *Tensor) unset() *Tensor {
 // filled notes that every element of t has been set to value.
 func (t *Tensor) filled(value float64) {
 	if t.storage.dev == Meta { // asked here too: most tensors are not, and the closure is memory
-		t.remember(call{overwrites: true, redo: func(_ *replay, dst *Tensor, _ int) { dst.Fill(value) }})
+		t.remember(call{overwrites: true, redo: func(_ *replay, dst *Tensor, _ int) { dst.Fill(value) },
+			say: func() string { return fmt.Sprint(value) }})
 	}
 }
 
 // scaled notes that every element of t has been multiplied by s.
 func (t *Tensor) scaled(s float64) {
 	if t.storage.dev == Meta {
-		t.remember(call{redo: func(_ *replay, dst *Tensor, _ int) { dst.Scale(s) }})
+		t.remember(call{redo: func(_ *replay, dst *Tensor, _ int) { dst.Scale(s) },
+			say: func() string { return fmt.Sprintf("times %v", s) }})
 	}
 }
 
@@ -178,19 +184,22 @@ func given[T any](t *Tensor, data []T) {
 	data = slices.Clone(data)
 	t.remember(call{overwrites: true, redo: func(_ *replay, dst *Tensor, at int) {
 		dst.storage.write(dst.offset*dst.dtype.Size(), bytesOf(data[at:at+dst.NumElems()]))
-	}})
+	}, say: func() string { return fmt.Sprintf("values %x", digest(bytesOf(data))) }})
 }
 
 // computed returns a tensor of Meta whose element i, in row-major order, is fn(i).
 func computed(dtype DType, shape []int, fn func(i int) float64) *Tensor {
 	t := alloc(nil, Meta, dtype, shape, false)
-	t.remember(call{overwrites: true, redo: func(_ *replay, dst *Tensor, at int) {
-		data := make([]float64, dst.NumElems())
+	values := func(at, n int) []float64 {
+		data := make([]float64, n)
 		for i := range data {
 			data[i] = fn(at + i)
 		}
-		dst.CopyFrom(On(dst.Device()).FromFloat64(data).To(dst.dtype))
-	}})
+		return data
+	}
+	t.remember(call{overwrites: true, redo: func(_ *replay, dst *Tensor, at int) {
+		dst.CopyFrom(On(dst.Device()).FromFloat64(values(at, dst.NumElems())).To(dst.dtype))
+	}, say: func() string { return fmt.Sprintf("values %x", digest(bytesOf(values(0, numElems(shape))))) }})
 	return t
 }
 
@@ -211,15 +220,57 @@ func (t *Tensor) copied(op string, src *Tensor, overwrites bool, write func(dst,
 		r.play(calls, part, offset+at)
 		write(dst, part)
 		part.Free()
-	}})
+	}, say: func() string { return fmt.Sprintf("%s (%s), element %d on", op, sayCalls(calls), offset) }})
 }
 
 // drawn notes that t has been overwritten with what draw makes: the elements from
 // one on.
-func (t *Tensor) drawn(w *words, draw func(r *replay, data []float32, at int)) {
-	t.remember(call{overwrites: true, words: w, redo: func(r *replay, dst *Tensor, at int) {
+func (t *Tensor) drawn(w *words, say func() string, draw func(r *replay, data []float32, at int)) {
+	t.remember(call{overwrites: true, words: w, say: say, redo: func(r *replay, dst *Tensor, at int) {
 		dst.WithFloat32s(func(data []float32) { draw(r, data, at) })
 	}})
+}
+
+// Origin says, for a tensor of [Meta], which values [Materialize] would give it: equal
+// texts stand for the same bits. It is "" for a tensor elsewhere, and where nobody
+// remembers the values.
+func (t *Tensor) Origin() string {
+	o := t.storage.origin
+	if o == nil || o.lost != "" {
+		return ""
+	}
+	text := sayCalls(o.calls)
+	if g := t.region(); len(o.calls) > 0 && !g.equal(o.calls[0].region) {
+		text = fmt.Sprintf("%s of (%s)", g, text)
+	}
+	return text
+}
+
+// longText is from how many bytes on a text is replaced by its digest.
+const longText = 200
+
+func sayCalls(calls []call) string {
+	var b strings.Builder
+	for i, c := range calls {
+		if i > 0 {
+			b.WriteString(", then ")
+		}
+		b.WriteString(c.say())
+		if i > 0 {
+			b.WriteString(" for " + c.region.String())
+		}
+	}
+	if b.Len() > longText {
+		return fmt.Sprintf("%d calls %x", len(calls), digest([]byte(b.String())))
+	}
+	return b.String()
+}
+
+func (g region) String() string { return fmt.Sprintf("%v from %d by %v", g.shape, g.offset, g.strides) }
+
+func digest(data []byte) []byte {
+	sum := sha256.Sum256(data)
+	return sum[:8]
 }
 
 // firstWord returns the first words that calls need, nil for none.
