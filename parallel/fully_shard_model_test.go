@@ -170,7 +170,7 @@ func lossOf(c *nn.Ctx, m nn.Module, ids, targets *tensor.Tensor) (loss float64, 
 }
 
 // near reports whether two numbers differ by at most a relative difference.
-func near(a, b, within float64) bool { return max(a-b, b-a) <= within*max(a, -a, b, -b) }
+func closeTo(a, b, within float64) bool { return max(a-b, b-a) <= within*max(a, -a, b, -b) }
 
 func TestMazes(t *testing.T) {
 	for _, k := range mazeCases {
@@ -211,7 +211,7 @@ func (k *mazeCase) compare(ctx context.Context, g *dist.Group) error {
 		within = 0
 	}
 	for i, w := range want {
-		if !near(got[i], w, within) {
+		if !closeTo(got[i], w, within) {
 			return fmt.Errorf("number %d of the losses and norms is %v, of DDP %v", i, got[i], w)
 		}
 	}

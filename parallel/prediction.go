@@ -243,8 +243,8 @@ func (d *DDP) forecast() forecast {
 		f.extra += int64(len(b.params)) * int64(flat.DType().Size()) // used
 		f.calls = append(f.calls, plannedCall{d.group, operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, shared})
 	}
-	if len(r.sparse) > 0 {
-		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.sparse[0].Name())
+	if len(r.rows.sparse) > 0 {
+		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows.sparse[0].Name())
 	}
 	return f
 }

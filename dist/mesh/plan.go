@@ -15,11 +15,11 @@ type StepKind uint8
 
 // The kinds of steps.
 const (
-	Local         StepKind = iota // each rank changes its own part, and nothing is sent
-	AllGather                     // the ranks of an axis give each other their chunks
-	AllToAll                      // each rank gives each other rank what that one needs
-	ReduceScatter                 // the ranks of an axis reduce, and each keeps a chunk
-	AllReduce                     // the ranks of an axis reduce, and each keeps all
+	StepLocal         StepKind = iota // each rank changes its own part, and nothing is sent
+	StepAllGather                     // the ranks of an axis give each other their chunks
+	StepAllToAll                      // each rank gives each other rank what that one needs
+	StepReduceScatter                 // the ranks of an axis reduce, and each keeps a chunk
+	StepAllReduce                     // the ranks of an axis reduce, and each keeps all
 )
 
 func (k StepKind) String() string {
@@ -100,7 +100,7 @@ func (p *Plan) String() string {
 		if s.Axis >= 0 {
 			over = fmt.Sprintf("axis %d", s.Axis)
 		}
-		if s.Kind == Local {
+		if s.Kind == StepLocal {
 			over = "each rank"
 		}
 		fmt.Fprintf(&b, "%v over %s: %v to %v, %d elements\n", s.Kind, over, s.From, s.To, s.NumElems)
@@ -115,13 +115,13 @@ func (s *Step) sentBy(shape, meshShape, at []int) int64 {
 	have := spansAt(shape, from, at)
 	size := numElems(have)
 	switch s.Kind {
-	case AllReduce:
+	case StepAllReduce:
 		n := meshShape[s.Axis]
 		_, own := chunk(int(size), n, at[s.Axis])
 		return size - int64(own) + int64(own)*int64(n-1)
-	case ReduceScatter:
+	case StepReduceScatter:
 		return size - numElems(spansAt(shape, to, at))
-	case AllGather, AllToAll:
+	case StepAllGather, StepAllToAll:
 		n := int64(0)
 		for _, peer := range peersOf(meshShape, at, s.Axis) {
 			if !slices.Equal(peer, at) && s.isSource(at, peer) {
@@ -230,7 +230,7 @@ func (c cost) compare(d cost) int {
 func (c cost) plus(s *Step, meshShape []int) cost {
 	c.all++
 	c.numElems += s.NumElems
-	if s.Kind == Local {
+	if s.Kind == StepLocal {
 		return c
 	}
 	c.numSteps++
@@ -480,7 +480,7 @@ func sameOwed(p, q []Placement) bool {
 // along returns the step that changes one axis by what its ranks hold, nil if there is none.
 func (s *search) along(at, next *state, axis int) *Step {
 	from, to := at.placements[axis], next.placements[axis]
-	local := &Step{Kind: Local, Axis: axis, From: at.placements, To: next.placements}
+	local := &Step{Kind: StepLocal, Axis: axis, From: at.placements, To: next.placements}
 	size, n := s.total(at), int64(s.meshShape[axis])
 	switch {
 	case to.kind == varying:
@@ -500,22 +500,22 @@ func (s *search) along(at, next *state, axis int) *Step {
 	case n == 1 || from.kind == replicate:
 		return local
 	case from.kind == partial && to.kind == replicate:
-		return &Step{AllReduce, axis, at.placements, next.placements, 2 * (n - 1) * (size / n)}
+		return &Step{StepAllReduce, axis, at.placements, next.placements, 2 * (n - 1) * (size / n)}
 	case from.kind == partial:
-		return &Step{ReduceScatter, axis, at.placements, next.placements, (n - 1) * (size / n)}
+		return &Step{StepReduceScatter, axis, at.placements, next.placements, (n - 1) * (size / n)}
 	}
 	return s.exchange(at, next, axis)
 }
 
 // exchange returns the step in which each rank gets what it needs from the ranks that have it.
 func (s *search) exchange(at, next *state, axis int) *Step {
-	step := &Step{Kind: AllToAll, Axis: axis, From: at.placements, To: next.placements}
+	step := &Step{Kind: StepAllToAll, Axis: axis, From: at.placements, To: next.placements}
 	step.NumElems = s.total(next) - s.kept(at, next)
 	switch {
 	case step.NumElems == 0:
-		step.Kind = Local
+		step.Kind = StepLocal
 	case axis >= 0 && next.placements[axis].kind == replicate:
-		step.Kind = AllGather
+		step.Kind = StepAllGather
 	}
 	return step
 }

@@ -274,7 +274,7 @@ func TestPlansWithoutWorld(t *testing.T) {
 		}
 		at := from
 		for _, s := range plan.Steps {
-			if s.Axis < 0 && s.Kind != Local || !slices.Equal(at, s.From) {
+			if s.Axis < 0 && s.Kind != StepLocal || !slices.Equal(at, s.From) {
 				t.Fatalf("%v of %v over %v to %v:\n%v", from, shape, meshShape, to, plan)
 			}
 			at = s.To

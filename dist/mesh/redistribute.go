@@ -139,7 +139,7 @@ func (m *Mesh) do(ctx context.Context, s *Step, shape []int, local *tensor.Tenso
 		return nil, err
 	}
 	p.have, p.want = spansAt(shape, p.from, p.at), spansAt(shape, p.to, p.at)
-	if s.Kind == Local {
+	if s.Kind == StepLocal {
 		return p.alone(s, local), nil
 	}
 	g := m.world
@@ -152,12 +152,12 @@ func (m *Mesh) do(ctx context.Context, s *Step, shape []int, local *tensor.Tenso
 		return nil, fmt.Errorf("the mesh is a sketch, or has no group of all its ranks")
 	}
 	switch s.Kind {
-	case AllReduce:
+	case StepAllReduce:
 		op, _ := s.From[s.Axis].IsPartial()
 		out := tensor.New(local.Device(), local.DType(), local.Shape()...)
 		out.CopyFrom(local)
 		return out, g.AllReduce(ctx, out, op)
-	case ReduceScatter:
+	case StepReduceScatter:
 		op, _ := s.From[s.Axis].IsPartial()
 		srcs := make([]*tensor.Tensor, g.Size())
 		for i, peer := range peersOf(p.meshShape, p.at, s.Axis) {
@@ -192,7 +192,7 @@ func (p *part) exchange(ctx context.Context, s *Step, g *dist.Group, local *tens
 		}
 	}
 	var err error
-	if s.Kind == AllGather {
+	if s.Kind == StepAllGather {
 		err = g.AllGatherList(ctx, dsts, local)
 	} else {
 		mine := g.Rank()
