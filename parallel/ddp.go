@@ -84,6 +84,7 @@ type DDPOption func(*ddpOptions)
 
 type ddpOptions struct {
 	firstBucketBytes, bucketBytes int
+	bucketsSaid                   bool // an option gave them
 	localBuffers                  bool
 	onStraggler                   func(Straggler)
 	stragglerSaid                 bool // the option was given
@@ -92,11 +93,25 @@ type ddpOptions struct {
 
 // WithBucketBytes sets the sizes at which buckets are full. first is that of the
 // first bucket to be reduced, which has the model's last layers (1 MiB by
-// default). others is that of all others (25 MiB). Smaller buckets start sooner;
-// larger ones waste less on each start.
+// default). others is that of all others. By default it is an eighth of all gradients,
+// but at least 1 MiB and at most 25 MiB; with [WithPyTorch] it is 25 MiB. Smaller
+// buckets start sooner; larger ones waste less on each start.
 func WithBucketBytes(first, others int) DDPOption {
-	return func(o *ddpOptions) { o.firstBucketBytes, o.bucketBytes = first, others }
+	return func(o *ddpOptions) { o.firstBucketBytes, o.bucketBytes, o.bucketsSaid = first, others, true }
 }
+
+const (
+	// leastBucket and mostBucket are the sizes of PyTorch's first bucket, and of its others.
+	leastBucket = 1 << 20
+	mostBucket  = 25 << 20
+	// numBuckets is into about how many buckets gradients of a medium size are divided. The
+	// last bucket is full when the backward pass is over, so nothing hides its reduction.
+	numBuckets = 8
+)
+
+// bucketSize returns at how many bytes a bucket of the native reducer is full, of so many in
+// all.
+func bucketSize(total int) int { return min(mostBucket, max(leastBucket, total/numBuckets)) }
 
 // WithLocalBuffers leaves each rank its own buffers once training has begun:
 // PyTorch's broadcast_buffers=False.
@@ -110,7 +125,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	if err := checkModule(model); err != nil {
 		return nil, fmt.Errorf("ddp: %w", err)
 	}
-	o := ddpOptions{firstBucketBytes: 1 << 20, bucketBytes: 25 << 20, newReducer: newNativeReducer}
+	o := ddpOptions{firstBucketBytes: leastBucket, bucketBytes: mostBucket, newReducer: newNativeReducer}
 	for _, opt := range opts {
 		opt(&o)
 	}

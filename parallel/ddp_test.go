@@ -383,3 +383,33 @@ func TestFrozenAndEmptyParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestDefaultBuckets: without an option, the bucket that is full last has about an eighth of the
+// gradients, and no bucket is tiny or huge.
+func TestDefaultBuckets(t *testing.T) {
+	for total, want := range map[int]int{0: 1 << 20, 1 << 20: 1 << 20, 80 << 20: 10 << 20, 1 << 40: 25 << 20} {
+		if got := bucketSize(total); got != want {
+			t.Errorf("gradients of %d bytes have buckets of %d, want %d", total, got, want)
+		}
+	}
+	err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+		b := &nn.Build{Generator: tensor.NewGenerator(1)}
+		m := nn.NewSequential()
+		for range 24 {
+			m.Layers = append(m.Layers, nn.NewLinear(b, 512, 512))
+		}
+		ddp, err := NewDDP(ctx, m, g)
+		if err != nil {
+			return err
+		}
+		buckets := nativeOf(ddp).buckets
+		last := buckets[len(buckets)-1].flat.NumElems()
+		if share := float64(last) / float64(nn.NumParams(m)); len(buckets) < 8 || share > 0.2 {
+			return fmt.Errorf("%d buckets, the last of which has %.2f of the gradients", len(buckets), share)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -76,7 +76,15 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 		}
 	}
 	slices.Reverse(trained)
-	for _, params := range fillBuckets(trained, o.firstBucketBytes, o.bucketBytes) {
+	rest := o.bucketBytes
+	if !o.bucketsSaid {
+		total := 0
+		for _, p := range trained {
+			total += p.Data().NumElems() * p.Data().DType().Size()
+		}
+		rest = bucketSize(total)
+	}
+	for _, params := range fillBuckets(trained, o.firstBucketBytes, rest) {
 		r.buckets = append(r.buckets, r.newBucket(params))
 	}
 	return r, nil
