@@ -159,7 +159,7 @@ func alloc(tape *Tape, dev Device, dtype DType, shape []int, shared bool) *Tenso
 	shape, strides := dims[:copy(dims, shape):len(shape)], dims[len(shape):]
 	writeDenseStrides(strides, shape)
 	return &Tensor{
-		storage: newStorage(dev, numElems(shape)*dtype.Size(), shared, sc),
+		storage: newStorage(dev, dtype, shape, shared, sc),
 		shape:   shape, strides: strides, dtype: dtype, tape: tape,
 	}
 }

@@ -53,7 +53,7 @@ func (t *Tensor) Restore(fill func(t *Tensor) error) error {
 	if n := t.NumElems() * t.dtype.Size(); n != s.mem.Size || t.IsOverlapping() {
 		fail("restore", []*Tensor{t}, "is a view of a part of what was released, of %d bytes of %d: restore the whole", n, s.mem.Size)
 	}
-	s.mem = memory(s.dev, s.mem.Size, s.shared)
+	s.mem = memory(s.dev, t.dtype, t.shape, s.shared)
 	s.state = live
 	if s.scope == nil {
 		s.leaveToCollector()

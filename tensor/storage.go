@@ -3,11 +3,15 @@
 package tensor
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/memlimit"
 )
 
 // storage is the handle to a tensor's memory. Views share it. It is owned by
@@ -35,11 +39,11 @@ const (
 	freed                 // for good
 )
 
-func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
-	s := &storage{dev: dev, mem: memory(dev, size, shared), shared: shared}
+func newStorage(dev device.Device, dtype DType, shape []int, shared bool, sc *scope) *storage {
+	s := &storage{dev: dev, mem: memory(dev, dtype, shape, shared), shared: shared}
 	if sc != nil && !sc.closed {
 		s.scope, s.born = sc, sc.born
-		sc.count(size)
+		sc.count(s.mem.Size)
 		sc.live = append(sc.live, s)
 		sc.born++
 	} else {
@@ -48,15 +52,42 @@ func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
 	return s
 }
 
-// memory takes memory from a device; its exhaustion is an error like another
-// for whoever recovers at the border of a step.
-func memory(dev device.Device, size int, shared bool) device.Memory {
+// ErrOutOfMemory is what an *Error is, by errors.Is, where the system has given no
+// memory for a tensor.
+var ErrOutOfMemory = errors.New("tensor: out of memory")
+
+// opAllocate is the operation of errors that are ErrOutOfMemory.
+const opAllocate = "allocate"
+
+// Is makes errors.Is find [ErrOutOfMemory].
+func (e *Error) Is(target error) bool { return target == ErrOutOfMemory && e.Op == opAllocate }
+
+// memory takes memory for a tensor from a device; its exhaustion is an error like
+// another for whoever recovers at the border of a step.
+func memory(dev device.Device, dtype DType, shape []int, shared bool) device.Memory {
+	size := numElems(shape) * dtype.Size()
 	defer func() {
 		if v := recover(); v != nil {
-			panic(&Error{Op: "allocate", Msg: fmt.Sprintf("%d bytes on %s: %v", size, dev.Name(), v), Where: caller()})
+			panic(&Error{
+				Op: opAllocate, Shapes: [][]int{slices.Clone(shape)}, DTypes: []DType{dtype}, Where: caller(),
+				Msg: fmt.Sprintf("out of memory: there are no %d bytes on %s for it: %v%s", size, dev.Name(), v, tightest(size)),
+			})
 		}
 	}()
 	return dev.Alloc(size, shared)
+}
+
+// tightest names the limits that leave less room than size bytes, and what is taken
+// from the system at once.
+func tightest(size int) string {
+	const region = 64 << 20
+	var text strings.Builder
+	for _, l := range memlimit.Limits() {
+		if l.Room() < uint64(size)+region {
+			fmt.Fprintf(&text, "; %s is %d bytes, of which %d are used", l.Source, l.Bytes, l.Used)
+		}
+	}
+	return text.String()
 }
 
 // leaveToCollector arranges for the memory to be freed when nothing refers to
