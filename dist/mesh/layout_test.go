@@ -139,3 +139,61 @@ func TestPlacementNames(t *testing.T) {
 		t.Error("placements do not compare")
 	}
 }
+
+// FuzzBoxes: whatever the arguments, Boxes returns an error or a partition: each element is held by
+// as many ranks as the axes that do not cut have, and each rank's boxes fill its local tensor.
+func FuzzBoxes(f *testing.F) {
+	f.Add([]byte{5, 4}, []byte{2, 2}, []byte{1, 6})
+	f.Add([]byte{7}, []byte{3, 2}, []byte{8, 1})
+	f.Add([]byte{0, 3}, []byte{4}, []byte{2})
+	f.Add([]byte{1}, []byte{2, 2, 2}, []byte{1, 0, 15})
+	f.Fuzz(func(t *testing.T, sizes, axes, codes []byte) {
+		if len(sizes) > 3 || len(axes) > 3 || len(codes) > 3 {
+			return
+		}
+		var shape, meshShape []int
+		for _, n := range sizes {
+			shape = append(shape, int(n%16))
+		}
+		for _, n := range axes {
+			meshShape = append(meshShape, int(n%6))
+		}
+		var placements []Placement
+		for _, c := range codes {
+			switch dim, pieces := int(c/5%4), int(c/20); c % 5 {
+			case 0:
+				placements = append(placements, Replicate())
+			case 1, 2:
+				placements = append(placements, Shard(dim))
+			case 3:
+				placements = append(placements, StridedShard(dim, pieces))
+			case 4:
+				placements = append(placements, Partial(dist.ReduceOp(pieces)))
+			}
+		}
+		if Check(shape, meshShape, placements) != nil {
+			return
+		}
+		copies := 1
+		for a, p := range placements {
+			if _, cut := p.IsShard(); !cut {
+				copies *= meshShape[a]
+			}
+		}
+		numbers := make([]float64, product(shape))
+		for i := range numbers {
+			numbers[i] = float64(i)
+		}
+		held := make([]int, len(numbers))
+		for r := range product(meshShape) {
+			for _, e := range localOf(t, numbers, shape, meshShape, placements, coordinateOf(meshShape, r)) {
+				held[int(e)]++
+			}
+		}
+		for e, n := range held {
+			if n != copies {
+				t.Fatalf("%v of %v over %v: element %d is held %d times, want %d", placements, shape, meshShape, e, n, copies)
+			}
+		}
+	})
+}
