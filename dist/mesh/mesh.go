@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/cohort-ml/cohort/dist"
 )
@@ -30,7 +29,7 @@ type Mesh struct {
 	world      *dist.Group   // of all ranks of the mesh, if there is one
 	groups     []*dist.Group // by axis; nil for a sketch, and outside the mesh
 	made       []*dist.Group // those of groups and world that Close closes
-	plans      sync.Map      // of redistributions, by what they do
+	plans      plans
 }
 
 // AxisError says that a mesh has no axis of a name.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/tensor"
@@ -85,17 +86,32 @@ func (t Tensor) checkLocal() error {
 	return nil
 }
 
-// plan returns the way between two lists of placements. The mesh remembers it.
+// plans are the ways between layouts that a mesh remembers.
+type plans struct {
+	mu     sync.Mutex
+	byWhat map[string]*Plan
+}
+
+// maxPlans is how many ways a mesh remembers. A program has a few for each parameter and
+// activation; one whose shapes change all the time begins anew.
+const maxPlans = 1 << 12
+
+// plan returns the way between two lists of placements.
 func (m *Mesh) plan(shape []int, from, to []Placement) (*Plan, error) {
-	key := fmt.Sprint(shape, from, to)
-	if p, ok := m.plans.Load(key); ok {
-		return p.(*Plan), nil
+	what := fmt.Sprint(shape, from, to)
+	m.plans.mu.Lock()
+	defer m.plans.mu.Unlock()
+	if p := m.plans.byWhat[what]; p != nil {
+		return p, nil
 	}
 	p, err := NewPlan(shape, m.Shape(), from, to, m.world != nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w (mesh %s)", err, m.equation())
 	}
-	m.plans.Store(key, p)
+	if m.plans.byWhat == nil || len(m.plans.byWhat) >= maxPlans {
+		m.plans.byWhat = map[string]*Plan{}
+	}
+	m.plans.byWhat[what] = p
 	return p, nil
 }
 
