@@ -346,3 +346,59 @@ func float64s(t *tensor.Tensor) []float64 {
 	t.Contiguous().WithFloat64s(func(data []float64) { out = slices.Clone(data) })
 	return out
 }
+
+// TestRanksDisagree: ranks that want different placements all get the error of package dist that says
+// who called what.
+func TestRanksDisagree(t *testing.T) {
+	errs := make([]error, 4)
+	_ = dist.Spawn(t.Context(), len(errs), func(ctx context.Context, g *dist.Group) error {
+		m, err := New(ctx, g, Axis{"dp", 4})
+		if err != nil {
+			return err
+		}
+		to := Replicate()
+		if g.Rank() == 2 {
+			to = Shard(0)
+		}
+		x := Tensor{tensor.Full(1, 8), Layout{m, []int{8}, []Placement{Partial(dist.Sum)}}}
+		_, errs[g.Rank()] = x.Redistribute(ctx, to)
+		return errs[g.Rank()]
+	})
+	for r, err := range errs {
+		var mismatch *dist.MismatchError
+		if !errors.As(err, &mismatch) || !strings.Contains(err.Error(), "over axis dp of dp 4") {
+			t.Errorf("rank %d: %v, want a MismatchError that names the axis", r, err)
+		}
+	}
+}
+
+// TestSixtyFourRanks goes through a cube of ranks.
+func TestSixtyFourRanks(t *testing.T) {
+	meshShape := []int{4, 4, 4}
+	r := rand.New(rand.NewPCG(seeded.Of(t), 64))
+	d := &redistribution{
+		shape: []int{9, 10}, from: []Placement{Partial(dist.Sum), Shard(0), StridedShard(1, 2)}, to: []Placement{Shard(1), Replicate(), Shard(1)},
+		values: make([]float64, 90), results: make([][]float64, 64),
+	}
+	for i := range d.values {
+		d.values[i] = float64(r.IntN(100))
+	}
+	d.parts = partsOf(r, d.values, meshShape, d.from)
+	err := dist.Spawn(t.Context(), 64, func(ctx context.Context, g *dist.Group) error {
+		m, err := New(ctx, g, axesOfShape(meshShape)...)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		out, err := d.local(t, m, meshShape).Redistribute(ctx, d.to...)
+		if err != nil {
+			return err
+		}
+		d.results[g.Rank()] = float64s(out.Local)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.check(t, meshShape)
+}
