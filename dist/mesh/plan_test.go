@@ -3,7 +3,6 @@
 package mesh
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -280,7 +279,7 @@ func TestPlansWithoutWorld(t *testing.T) {
 			at = s.To
 		}
 		if !slices.Equal(at, to) {
-			t.Fatal(fmt.Sprintf("%v of %v over %v to %v ends at %v", from, shape, meshShape, to, at))
+			t.Fatalf("%v of %v over %v to %v ends at %v", from, shape, meshShape, to, at)
 		}
 	}
 }
