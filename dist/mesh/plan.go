@@ -244,8 +244,9 @@ func (c cost) plus(s *Step, meshShape []int) cost {
 	return c
 }
 
-// maxStates is how many combinations of placements a search takes into account. Beyond, it
-// leaves out dims that neither end of the way cuts.
+// maxStates is how many combinations of placements a search takes into account with all dims.
+// Beyond, it leaves out dims that neither end of the way cuts, and beyond its square all dims that
+// an axis does not cut at an end.
 const maxStates = 400
 
 // maxLooked is the largest mesh whose ranks haveAll looks at.
@@ -258,9 +259,9 @@ type search struct {
 	withWorld        bool
 	choices          [][]Placement // by axis
 	numRanks         int
-	everywhere       bool // an exchange among all ranks may lead to any state
-	states           []*state
-	index            map[string]*state
+	everywhere       bool     // an exchange among all ranks may lead to any state
+	states           []*state // that are valid
+	all              []*state // by number; nil for those that are not valid
 	queue            queue
 }
 
@@ -278,10 +279,15 @@ type state struct {
 }
 
 func newSearch(shape, meshShape []int, from, to []Placement, withWorld bool) *search {
-	s := &search{shape: shape, meshShape: meshShape, from: from, to: to, withWorld: withWorld, index: map[string]*state{}}
-	if s.choose(true) > maxStates {
-		s.choose(false)
+	s := &search{shape: shape, meshShape: meshShape, from: from, to: to, withWorld: withWorld}
+	numAll := s.choose(func(int) bool { return true })
+	if numAll > maxStates {
+		numAll = s.choose(func(d int) bool { return d == 0 || s.cutsDim(d) })
 	}
+	if numAll > maxStates*maxStates {
+		numAll = s.choose(func(int) bool { return false })
+	}
+	s.all = make([]*state, numAll)
 	s.numRanks = 1
 	for _, n := range meshShape {
 		s.numRanks *= n
@@ -292,8 +298,8 @@ func newSearch(shape, meshShape []int, from, to []Placement, withWorld bool) *se
 }
 
 // choose lists the placements that each axis may have on the way, and returns the number of
-// combinations.
-func (s *search) choose(allDims bool) int {
+// combinations. On the way axes may cut the dims that mayCut admits.
+func (s *search) choose(mayCut func(dim int) bool) int {
 	numStates := 1
 	s.choices = nil
 	for a := range s.from {
@@ -307,13 +313,13 @@ func (s *search) choose(allDims bool) int {
 		if s.from[a].kind != varying {
 			add(Replicate())
 			for d := range s.shape {
-				if allDims || s.cutsDim(d) || d == 0 {
+				if mayCut(d) {
 					add(Shard(d))
 				}
 			}
 		}
 		s.choices = append(s.choices, choices)
-		numStates = min(numStates*len(choices), 1<<20)
+		numStates = min(numStates*len(choices), 1<<30)
 	}
 	return numStates
 }
@@ -342,17 +348,36 @@ func (s *search) enumerate() int {
 		}
 		st := &state{placements: slices.Clone(placements), cuts: cuts, number: len(s.states)}
 		s.states = append(s.states, st)
-		s.index[key(placements)] = st
+		s.all[s.number(placements)] = st
 	}
 	fill(0)
 	return len(s.states)
 }
 
-func key(placements []Placement) string { return fmt.Sprintf("%v", placements) }
+// number returns the place of a combination in all.
+func (s *search) number(placements []Placement) int {
+	number := 0
+	for a, p := range placements {
+		i := slices.Index(s.choices[a], p)
+		if i < 0 {
+			return -1
+		}
+		number = number*len(s.choices[a]) + i
+	}
+	return number
+}
+
+// at returns the state with the given placements, nil if they are not valid.
+func (s *search) at(placements []Placement) *state {
+	if number := s.number(placements); number >= 0 {
+		return s.all[number]
+	}
+	return nil
+}
 
 // run returns the best steps, nil if there is no way.
 func (s *search) run() []Step {
-	begin, end := s.index[key(s.from)], s.index[key(s.to)]
+	begin, end := s.at(s.from), s.at(s.to)
 	if step := s.direct(begin, end); step != nil {
 		return []Step{*step}
 	}
@@ -378,8 +403,7 @@ func (s *search) run() []Step {
 // none: a rank cannot receive less than what it needs and has not. If a reduction is owed, it may
 // be better to pay it off on the way, even if it is owed again at the end.
 func (s *search) direct(begin, end *state) *Step {
-	isOwed := func(p Placement) bool { return p.kind == partial }
-	if begin == end || !sameOwed(s.from, s.to) || slices.ContainsFunc(s.from, isOwed) {
+	if begin == end || !sameOwed(s.from, s.to) || s.owes(s.from) {
 		return nil
 	}
 	differs := -1
@@ -409,7 +433,7 @@ func (s *search) leave(at *state) {
 	for a := range placements {
 		for _, p := range s.choices[a] {
 			placements[a] = p
-			if next := s.index[key(placements)]; next != nil && next != at {
+			if next := s.at(placements); next != nil && next != at && !next.done {
 				if step := s.along(at, next, a); step != nil {
 					s.arrive(at, next, step)
 				}
@@ -421,7 +445,9 @@ func (s *search) leave(at *state) {
 		return
 	}
 	for _, next := range s.exchanges(at) {
-		s.arrive(at, next, s.exchange(at, next, -1))
+		if !next.done {
+			s.arrive(at, next, s.exchange(at, next, -1))
+		}
 	}
 }
 
@@ -443,7 +469,7 @@ func (s *search) arrive(at, next *state, step *Step) {
 // exchanges lists the states to which an exchange among all ranks leads: those that owe the
 // same reductions. Several exchanges in a row are no better than one.
 func (s *search) exchanges(at *state) []*state {
-	if s.everywhere {
+	if s.everywhere && s.owes(at.placements, s.to) {
 		var out []*state
 		for _, next := range s.states {
 			if next != at && sameOwed(at.placements, next.placements) {
@@ -458,10 +484,17 @@ func (s *search) exchanges(at *state) []*state {
 			placements[a] = p
 		}
 	}
-	if next := s.index[key(placements)]; next != nil && next != at {
+	if next := s.at(placements); next != nil && next != at {
 		return []*state{next}
 	}
 	return nil
+}
+
+// owes reports whether a reduction is owed in one of the combinations.
+func (s *search) owes(combinations ...[]Placement) bool {
+	return slices.ContainsFunc(combinations, func(placements []Placement) bool {
+		return slices.ContainsFunc(placements, func(p Placement) bool { return p.kind == partial })
+	})
 }
 
 // holdsPart reports whether the ranks of the axis hold parts or copies of one value.
