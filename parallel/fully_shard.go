@@ -113,49 +113,50 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	f, err := fullyShard(ctx, model, m, &o)
+	f := &FSDP{
+		Model: model, mesh: m, keep: o.keep, sync: true, grace: abandonTime,
+		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
+	}
+	err := checkModule(model)
+	if err == nil {
+		err = f.join()
+	}
 	if err != nil {
+		return nil, fmt.Errorf("fsdp: %w", err)
+	}
+	if err := verifySame(ctx, m.World(), model, "fsdp"); err != nil {
+		return nil, err
+	}
+	if err := f.divide(ctx, model, &o); err != nil {
+		return nil, fmt.Errorf("fsdp: %w", err)
+	}
+	if err := f.distribute(ctx); err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
 	return f, nil
 }
 
-func fullyShard(ctx context.Context, model any, m *mesh.Mesh, o *fsdpOptions) (*FSDP, error) {
-	if err := checkModule(model); err != nil {
-		return nil, err
-	}
-	f := &FSDP{
-		Model: model, mesh: m, keep: o.keep, sync: true, grace: abandonTime,
-		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
-	}
-	if err := f.join(); err != nil {
-		return nil, err
-	}
-	world := m.World()
-	if err := verifySame(ctx, world, model, "fsdp"); err != nil {
-		return nil, err
-	}
-	if err := f.divide(ctx, model, o); err != nil {
-		return nil, err
-	}
-	for _, s := range nn.StateDict(model) {
+// distribute gives all ranks the state of rank 0, and then each its shards.
+func (f *FSDP) distribute(ctx context.Context) error {
+	world := f.mesh.World()
+	for _, s := range nn.StateDict(f.Model) {
 		if s.Tensor.Device() == tensor.Meta {
 			continue
 		}
 		if err := world.Broadcast(ctx, s.Tensor, 0); err != nil {
-			return nil, fmt.Errorf("broadcast %s from rank 0: %w", s.Name, err)
+			return fmt.Errorf("broadcast %s from rank 0: %w", s.Name, err)
 		}
 	}
 	if world.Size() > 1 {
-		f.shared = newBufferSyncs(model)
+		f.shared = newBufferSyncs(f.Model)
 	}
 	for _, u := range f.units {
 		if err := u.shard(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	runtime.GC() // which frees the full values: nothing refers to them
-	return f, nil
+	return nil
 }
 
 // join looks up the groups of the axes.
@@ -196,10 +197,8 @@ func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 		fmt.Fprintf(&text, "an error: %v\n", err)
 	} else {
 		fmt.Fprintf(&text, "%v, full values kept: %v\n", f.mesh.Axes(), f.keep)
-		for _, u := range f.units {
-			for _, s := range u.params {
-				fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d\n", s.name, u.path, s.dim)
-			}
+		for _, s := range f.params {
+			fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d\n", s.name, s.unit.path, s.dim)
 		}
 	}
 	rank, texts, compareErr := firstDifference(ctx, f.mesh.World(), []byte(text.String()))

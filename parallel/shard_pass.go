@@ -24,6 +24,7 @@ type traceEntry struct {
 	unit    *shardUnit
 	ends    bool // the call ended here; else it began
 	first   bool // no call of the unit began before, of one that began here
+	kept    bool // the unit stayed after the call that ended here, for the backward pass begins with it
 	segment int  // see tensor.Tape.Segment
 }
 
@@ -37,7 +38,7 @@ type shardPass struct {
 	bound     map[*shardParam]bool
 	versions  map[*shardUnit]uint32 // of the shards, when they were first gathered
 	held      map[*shardUnit]int
-	kept      []*shardUnit // that the forward pass holds on to
+	kept      []*shardUnit // that stay until the backward pass has come to their first call
 
 	// of the backward pass under way
 	walking   bool
@@ -144,9 +145,12 @@ func (p *shardPass) isLast(i int) bool {
 func (p *shardPass) leave(c *nn.Ctx, u *shardUnit) int {
 	p.trace = append(p.trace, traceEntry{unit: u, ends: true, segment: c.Tape().Segment()})
 	i := len(p.trace) - 1
-	if p.recording && (u.path == "" || p.f.keep || p.isLast(i)) && !slices.Contains(p.kept, u) {
+	switch {
+	case p.recording && (u.path == "" || p.f.keep) && !slices.Contains(p.kept, u):
 		p.kept = append(p.kept, u)
-	} else {
+	case p.recording && p.isLast(i):
+		p.trace[i].kept = true
+	default:
 		p.drop(u)
 	}
 	return i
@@ -268,6 +272,10 @@ func (p *shardPass) advance(ctx context.Context, i int) error {
 		if e.ends {
 			if err := p.gather(ctx, u); err != nil {
 				return err
+			}
+			if e.kept {
+				p.trace[p.at].kept = false
+				p.drop(u)
 			}
 			if err := p.prefetch(ctx); err != nil {
 				return err
