@@ -66,6 +66,7 @@ type FSDP struct {
 	failed   bool // a backward pass has not come to its end
 	grace    time.Duration
 	late     stragglerWatch
+	types    typeCheck
 }
 
 // FSDPOption is an option of [FullyShard].
@@ -391,6 +392,7 @@ func (f *FSDP) prepare(c *nn.Ctx) error {
 	}
 	// The average is a sum of gradients that are small from the start.
 	c.Tape().ScaleGrads(1 / float64(f.mesh.Size()))
+	f.checkTypes(c.Tape())
 	c.Tape().BeforeBackward(p.begin)
 	c.Tape().AfterBackward(p.finish)
 	c.Tape().AfterFailure(p.abandon)
@@ -453,6 +455,7 @@ func (f *FSDP) InterceptParam(c *nn.Ctx, param *nn.Parameter, next func(c *nn.Ct
 		if !param.Frozen && !s.frozen {
 			leaf = s
 		}
+		f.types.pass.Param(s.full, s.use(s.at))
 		c.Bind(param, c.Tape().Watch(s.full, leaf))
 	}
 	return next(c)

@@ -10,9 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
-	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -148,19 +146,6 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 		return nil
 	}
 	return r.syncBuffers(c)
-}
-
-// checkTypes has the types of the first training pass checked: the parameters are
-// replicated, and their gradients are each rank's part of a sum.
-func (r *nativeReducer) checkTypes(tape *tensor.Tape) {
-	pass := r.types.begin(tape, sharding.Axis{Name: "replicate", Data: true})
-	for _, p := range r.params {
-		use := sharding.Parameter{Name: p.Name(), Value: sharding.Type{mesh.Replicate()}}
-		if !p.Frozen {
-			use.Gradient = sharding.Type{mesh.Partial(dist.Sum)}
-		}
-		pass.Param(p.Data(), use)
-	}
 }
 
 var errUnfinished = errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")

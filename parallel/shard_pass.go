@@ -231,6 +231,7 @@ func (p *shardPass) wrap(op string, i int, values []*tensor.Tensor) []*tensor.Te
 // begin prepares a backward pass.
 func (p *shardPass) begin(context.Context) error {
 	f := p.f
+	f.types.end()
 	if f.failed {
 		return errUnfinishedShards
 	}

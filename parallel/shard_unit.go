@@ -44,6 +44,7 @@ type shardParam struct {
 	sharded []mesh.Placement
 	owing   []mesh.Placement // of gradients before they are reduced
 	whole   []mesh.Placement
+	at      []mesh.Placement // of what is in base
 
 	// The gradient of the full value, in memory that is lent to the unit for a while.
 	fullGrad   *tensor.Tensor // of the shape of full; nil without memory
@@ -180,6 +181,7 @@ func (u *shardUnit) arrive(ctx context.Context) error {
 	for i, p := range u.coming {
 		out, err := p.Wait(wait)
 		for j := 0; err == nil && j < len(out); j++ {
+			u.calls[i][j].at = out[j].Placements
 			err = out[j].Expect(u.calls[i][j].whole...)
 		}
 		if err != nil {
@@ -215,6 +217,7 @@ func (u *shardUnit) release() {
 	u.here = false
 	for _, s := range u.params {
 		s.base.Release()
+		s.at = s.sharded
 	}
 }
 

@@ -97,3 +97,61 @@ func TestDDPChecksOnePass(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// peeking is a layer that takes the value of its weight past the carrier.
+type peeking struct{ Inner *nn.Linear }
+
+func (p *peeking) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if x.Dim(-1) == p.Inner.Weight.Data().Dim(1) {
+		return tensor.Linear(x, c.Tape().Const(p.Inner.Weight.Data()), nil)
+	}
+	return c.Call(p.Inner, x)
+}
+
+// TestFSDPChecksTypes: the first training pass is checked on a mesh of two axes. A
+// shard that is used as if it were the whole parameter is an error of its module.
+func TestFSDPChecksTypes(t *testing.T) {
+	err := dist.Spawn(t.Context(), 4, func(ctx context.Context, g *dist.Group) error {
+		m, err := mesh.New(ctx, g, mesh.Axis{Name: "replicate", Size: 2}, mesh.Axis{Name: "fsdp", Size: 2})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		b := &nn.Build{Generator: tensor.NewGenerator(1)}
+		good := nn.NewSequential(nn.NewLinear(b, 4, 4), &nn.GELU{}, nn.NewLinear(b, 4, 4))
+		fsdp, err := FullyShard(ctx, good, m)
+		if err != nil {
+			return err
+		}
+		for i := range 2 {
+			var pass *sharding.Pass
+			_, err := nn.Backward(ctx, func(c *nn.Ctx) *tensor.Tensor {
+				y := c.Call(fsdp, tensor.Full(1, 2, 4))
+				pass = sharding.Of(c.Tape())
+				return y.Mean()
+			})
+			if err != nil || pass.Checked() != (i == 0) {
+				return fmt.Errorf("pass %d: %v, checked is %v", i, err, pass.Checked())
+			}
+			for _, p := range nn.Parameters(good) {
+				if owes := pass.Owes(p.Name()); i == 0 && (len(owes) != 2 || owes[0] != mesh.Partial(dist.Sum) || owes[1] != mesh.Partial(dist.Sum)) {
+					return fmt.Errorf("the gradient of %s owes %v, want Partial(sum) on both axes", p.Name(), owes)
+				}
+			}
+		}
+		bad := nn.NewSequential(nn.NewLinear(b, 4, 4), &peeking{nn.NewLinear(b, 4, 4)})
+		if fsdp, err = FullyShard(ctx, bad, m); err != nil {
+			return err
+		}
+		_, err = nn.Backward(ctx, func(c *nn.Ctx) *tensor.Tensor { return c.Call(fsdp, tensor.Full(1, 2, 4)).Mean() })
+		var typed *sharding.Error
+		if !errors.As(err, &typed) || typed.Axis != "fsdp" || !strings.Contains(err.Error(), "forward of 1 (*parallel.peeking)") ||
+			!strings.Contains(err.Error(), `(1.inner.weight) is Shard(0) over axis "fsdp", the first Varying: gather it first`) {
+			return fmt.Errorf("got %v, want an error of module 1 about a shard over axis fsdp", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
