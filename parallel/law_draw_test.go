@@ -9,7 +9,9 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -20,6 +22,7 @@ type draw struct {
 	Seed         uint64 // of the model's first values and the batches
 	Model        modelDraw
 	Float64      bool `json:",omitempty"`
+	BFloat16     bool `json:",omitempty"` // computes in it; parameters are float32
 	Strategy     string
 	Replicate    int
 	Shard        int
@@ -28,7 +31,13 @@ type draw struct {
 	MaxNorm      float64 `json:",omitempty"` // of the clipped gradients; 0 for no clipping
 	LossScale    float64 `json:",omitempty"` // 0 for 1
 	Optimizer    string
-	Recompute    bool `json:",omitempty"`
+	Recompute    bool   `json:",omitempty"`
+	Policy       string `json:",omitempty"` // of FSDP: blocks, size or layers
+	Never        bool   `json:",omitempty"` // does not reshard after the forward pass
+	OneAxis      bool   `json:",omitempty"` // has no axis replicate, which would have one rank
+	Columns      bool   `json:",omitempty"` // cuts matrices along dim 1 where the ranks divide it
+	Evaluate     bool   `json:",omitempty"` // runs the model without gradients before each step
+	File         bool   `json:",omitempty"` // reloads from a checkpoint on disk
 }
 
 // drawSplit draws one way among those of the strategies.
@@ -36,7 +45,7 @@ func drawSplit(seed uint64, strategies []string) draw {
 	r := rand.New(rand.NewPCG(seed, 17))
 	d := draw{
 		Seed: seed, Float64: chance(r, 0.3), Strategy: pick(r, strategies...), Microbatches: pick(r, 1, 3),
-		EveryPass: chance(r, 0.3), MaxNorm: pick(r, 0, 0.1), Optimizer: pick(r, "sgd", "momentum", "adamw"), Recompute: chance(r, 0.3),
+		EveryPass: chance(r, 0.5), MaxNorm: pick(r, 0, 0.1), Optimizer: pick(r, "sgd", "momentum", "adamw"), Recompute: chance(r, 0.3),
 	}
 	split := pick(r, factorisations(8)...)
 	d.Replicate, d.Shard = split[0], split[1]
@@ -46,7 +55,15 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if d.Float64 {
 		d.Optimizer = "sgd" // the optimizers of package optim take float32
 	}
+	if d.Strategy == "fsdp" {
+		d.Policy, d.Never, d.OneAxis = pick(r, "blocks", "size", "layers"), chance(r, 0.3), d.Replicate == 1 && chance(r, 0.5)
+		d.Columns = chance(r, 0.15)
+	}
+	d.Evaluate, d.File = chance(r, 0.2), chance(r, 0.2)
 	d.Model = drawModel(r, d.Optimizer != "adamw" && !d.Float64) // gradients by rows are float32
+	if d.Model.branches() && d.Policy != "" {
+		d.Policy = "blocks" // every rank must run all units
+	}
 	return d
 }
 
@@ -85,7 +102,17 @@ func (d draw) simpler() []draw {
 	}
 	add(func(d *draw) { d.Model.Order = nil; d.Model.Blocks = d.Model.Blocks[:1] })
 	add(func(d *draw) { d.Microbatches, d.EveryPass = 1, false })
+	add(func(d *draw) {
+		if d.Policy != "" {
+			d.Policy = "blocks"
+		}
+	})
 	add(func(d *draw) { d.Replicate = 1 })
+	add(func(d *draw) { d.Never = false })
+	add(func(d *draw) { d.Columns = false })
+	add(func(d *draw) { d.Evaluate = false })
+	add(func(d *draw) { d.File = false })
+	add(func(d *draw) { d.OneAxis = d.Strategy == "fsdp" && d.Replicate == 1 })
 	add(func(d *draw) { d.Shard = 1 })
 	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
 	add(func(d *draw) { d.Shard = min(d.Shard, 2) })
@@ -122,6 +149,7 @@ const numSteps = 3
 // outcome is what training gives, by names. Of a rank, tensors are its own parts.
 type outcome struct {
 	losses, norms, scales []float64 // of each step; scales are what clipping multiplies gradients by
+	evaluations           []float64 // the losses of the first microbatch before each step, if the draw evaluates
 	grads                 map[string]part
 	state                 map[string]part // after the last step
 }
@@ -134,21 +162,42 @@ type part struct {
 
 func partOf(t *tensor.Tensor) part { return part{slices.Clone(t.Shape()), elements(t)} }
 
-// chunk is the part that rank i of some has along dim 0 by PyTorch's rule: chunks
-// have ⌈n/ranks⌉ rows, and the last ones may be short or empty.
-func (p part) chunk(i, ranks int) part {
-	if ranks == 1 {
-		return p
+// cut is how a tensor lies: chunk i of some is all that a rank has along a dim. By
+// PyTorch's rule, chunks have the size ⌈n/chunks⌉, and the last ones may be short or
+// empty.
+type cut struct{ dim, chunks int }
+
+// each calls fn with the places, in the whole tensor, of the elements of chunk i,
+// in their order, and returns the chunk's shape.
+func (c cut) each(shape []int, i int, fn func(at int)) []int {
+	own, inner := slices.Clone(shape), 1
+	for _, n := range shape[min(c.dim+1, len(shape)):] {
+		inner *= n
 	}
-	rows := p.shape[0]
-	size := (rows + ranks - 1) / ranks
-	start, end := min(rows, size*i), min(rows, size*(i+1))
-	perRow := 0
-	if rows > 0 {
-		perRow = len(p.elements) / rows
+	start := 0
+	if c.chunks > 1 {
+		size := (shape[c.dim] + c.chunks - 1) / c.chunks
+		start = min(shape[c.dim], size*i)
+		own[c.dim] = min(shape[c.dim], size*(i+1)) - start
 	}
-	own := part{slices.Clone(p.shape), p.elements[start*perRow : end*perRow]}
-	own.shape[0] = end - start
+	n := 1
+	for j := range shape {
+		n *= own[j]
+	}
+	for k := range n {
+		if c.chunks > 1 {
+			outer, rest := k/(own[c.dim]*inner), k%(own[c.dim]*inner)
+			k = outer*shape[c.dim]*inner + start*inner + rest
+		}
+		fn(k)
+	}
+	return own
+}
+
+// chunk is the part of a rank.
+func (p part) chunk(c cut, i int) part {
+	var own part
+	own.shape = c.each(p.shape, i, func(at int) { own.elements = append(own.elements, p.elements[at]) })
 	return own
 }
 
@@ -184,6 +233,14 @@ func (d draw) newTrainer(wrap func(m *lawModel) (Strategy, error)) (*trainer, er
 		t.opt = optim.NewSGD(params, optim.SGDOptions{LR: 0.02})
 	}
 	return t, nil
+}
+
+// spread makes it one rank of several, which recompute what the draw says.
+func (t *trainer) spread(ranks int) {
+	t.ranks = ranks
+	if t.draw.Recompute {
+		t.around = append(t.around, nn.Recompute(func(m any) bool { _, is := m.(*lawBlock); return is }))
+	}
 }
 
 // alone trains the model of a draw on one rank, with the batches of all ranks. It
@@ -249,20 +306,17 @@ func gradientOf(p *nn.Parameter) *tensor.Tensor {
 }
 
 // onRank trains the part of one rank. from is nil, or the state with which the last
-// step begins, which is the only one then.
-func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part) (outcome, error) {
+// step begins, which is the only one then. dir is for a checkpoint.
+func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part, dir string) (outcome, error) {
 	t, err := d.newTrainer(func(m *lawModel) (Strategy, error) { return d.wrap(ctx, g, m) })
 	if err != nil {
 		return outcome{}, err
 	}
-	t.ranks = g.Size()
-	if d.Recompute {
-		t.around = append(t.around, nn.Recompute(func(m any) bool { _, is := m.(*lawBlock); return is }))
-	}
+	t.spread(g.Size())
 	first, last := 0, numSteps
 	if from != nil {
 		first, last = numSteps, numSteps+1
-		if err := d.load(t.strategy.StateDict(), t.model, g.Rank(), from); err != nil {
+		if err := t.load(ctx, g.Rank(), from, dir); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -281,22 +335,57 @@ func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part) (
 		}
 	}
 	t.keepState()
+	if d.File && from == nil {
+		return t.out, t.save(ctx, g.Rank(), dir)
+	}
 	return t.out, nil
 }
 
+// parts is what the rank holds of the state, for a checkpoint.
+func (t *trainer) parts() []checkpoint.Part {
+	layouts := make(map[string]mesh.Layout)
+	for _, p := range nn.Parameters(t.model) {
+		layouts[p.Name()] = t.strategy.Layout(p)
+	}
+	var parts []checkpoint.Part
+	for _, s := range t.strategy.StateDict() {
+		parts = append(parts, checkpoint.Part{Name: s.Name, Tensor: mesh.Tensor{Local: s.Tensor, Layout: layouts[s.Name]}})
+	}
+	return parts
+}
+
+func (t *trainer) save(ctx context.Context, rank int, dir string) error {
+	write := func(w *checkpoint.Writer) error {
+		return checkpoint.WriteParts(ctx, w, checkpoint.ModelFile, t.parts(), nil)
+	}
+	if rank > 0 {
+		return write(nil)
+	}
+	return checkpoint.Save(ctx, dir, numSteps, write, 1)
+}
+
 // load gives a rank's parts of a model the values of a whole state.
-func (d draw) load(into nn.NamedTensors, m *lawModel, rank int, from map[string]part) error {
-	sharded := make(map[string]bool)
+func (t *trainer) load(ctx context.Context, rank int, from map[string]part, dir string) error {
+	d, m := t.draw, t.model
+	if d.File {
+		saved, _, err := checkpoint.Latest(ctx, dir)
+		if err != nil {
+			return err
+		}
+		return saved.LoadParts(checkpoint.ModelFile, t.parts())
+	}
+	into := t.strategy.StateDict()
+	cuts := make(map[string]cut)
 	for _, p := range nn.Parameters(m) {
-		sharded[p.Name()] = d.Strategy == "fsdp" && !p.Sparse
+		cuts[p.Name()] = d.cutOf(p, from[p.Name()].shape)
 	}
 	for _, s := range into {
 		own, has := from[s.Name]
 		if !has {
 			return fmt.Errorf("the state has no %s", s.Name)
 		}
-		if sharded[s.Name] {
-			own = own.chunk(rank%d.Shard, d.Shard)
+		if c, is := cuts[s.Name]; is {
+			own = own.chunk(c, rank%d.Shard)
 		}
 		if !slices.Equal(own.shape, s.Tensor.Shape()) {
 			return fmt.Errorf("rank %d holds %v of %s, want %v", rank, s.Tensor.Shape(), s.Name, own.shape)
@@ -313,6 +402,11 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 	params := nn.Parameters(t.model)
 	for _, p := range params {
 		p.ZeroGrad()
+	}
+	if t.draw.Evaluate {
+		if err := t.evaluate(ctx, batches[0]); err != nil {
+			return err
+		}
 	}
 	loss := 0.0
 	for i, ranks := range batches {
@@ -351,10 +445,27 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 	return nil
 }
 
+// evaluate adds up the losses of some ranks' batches in a pass without gradients.
+func (t *trainer) evaluate(ctx context.Context, ranks []lawBatch) (err error) {
+	c := nn.Evaluation(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	sum := 0.0
+	for _, b := range ranks {
+		sum += b.loss(c, t.strategy).Item()
+	}
+	t.out.evaluations = append(t.out.evaluations, sum)
+	return nil
+}
+
 // pass runs forward and backward on some ranks' batches, and returns the sum of
 // their losses divided by the tokens that count.
 func (t *trainer) pass(ctx context.Context, ranks []lawBatch, valid int) (loss float64, err error) {
-	c := nn.Training(ctx)
+	var opts []nn.CtxOption
+	if t.draw.BFloat16 {
+		opts = append(opts, nn.WithAutocast(tensor.BFloat16))
+	}
+	c := nn.Training(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
 	for _, i := range t.around {
@@ -399,11 +510,47 @@ func (t *trainer) keepState() {
 	}
 }
 
-// wrap splits a model as the draw says.
-func (d draw) wrap(ctx context.Context, g *dist.Group, m any) (Strategy, error) {
-	switch d.Strategy {
-	case "ddp":
-		return NewDDP(ctx, m, g, small)
+// cutOf is how a parameter of some whole shape lies. Sparse parameters are whole on
+// every rank, as long as they are trained.
+func (d draw) cutOf(p *nn.Parameter, shape []int) cut {
+	if d.Strategy != "fsdp" || p.Sparse && !p.Frozen {
+		return cut{chunks: 1}
 	}
-	return nil, fmt.Errorf("no strategy %q", d.Strategy)
+	return cut{d.dimOf(shape), d.Shard}
+}
+
+func (d draw) dimOf(shape []int) int {
+	if d.Columns && len(shape) == 2 && shape[1]%d.Shard == 0 {
+		return 1
+	}
+	return 0
+}
+
+// wrap splits a model as the draw says.
+func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, error) {
+	if d.Strategy == "ddp" {
+		return NewDDP(ctx, model, g, small)
+	}
+	axes := []mesh.Axis{{Name: "replicate", Size: d.Replicate}, {Name: "fsdp", Size: d.Shard}}
+	if d.OneAxis {
+		axes = axes[1:]
+	}
+	m, err := mesh.New(ctx, g, axes...)
+	if err != nil {
+		return nil, err
+	}
+	var opts []FSDPOption
+	switch d.Policy {
+	case "size":
+		opts = append(opts, WithPolicy(BySize(400)))
+	case "layers":
+		opts = append(opts, WithPolicy(ByFunc(func(_ string, m any) bool { _, is := m.(*lawLinear); return is })))
+	}
+	if d.Columns {
+		opts = append(opts, WithShardDim(func(_ string, shape []int) int { return d.dimOf(shape) }))
+	}
+	if d.Never {
+		opts = append(opts, WithReshard(Never))
+	}
+	return FullyShard(ctx, model, m, opts...)
 }

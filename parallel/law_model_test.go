@@ -180,7 +180,7 @@ func (k *lawBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 		h = h.Add(c.Call(k.Attention, h))
 	}
 	y := c.Call(k.Down, c.Call(k.Up, h).Tanh())
-	if k.Branch != nil && ids.Narrow(0, 0, 1).Narrow(1, 0, 1).Int64s()[0]%2 == 0 {
+	if k.Branch != nil && ids.Narrow(0, 0, 1).Narrow(1, 0, 1).Int64s()[0]%3 == 0 {
 		y = y.Add(c.Call(k.Branch, h))
 	}
 	return []*tensor.Tensor{x.Add(y.Mul(c.Param(k.Gate)))}

@@ -23,7 +23,7 @@ var (
 )
 
 // lawStrategies are those that the law is tested for.
-var lawStrategies = []string{"ddp"}
+var lawStrategies = []string{"ddp", "fsdp"}
 
 // TestLaw: any way to split a model's training among ranks equals one rank's.
 // Models and splits are drawn at random; see draw and modelDraw. Loss, norm,
@@ -109,7 +109,11 @@ func (d draw) check(t *testing.T) error {
 	if err != nil {
 		return fmt.Errorf("one rank: %w", err)
 	}
-	got, err := d.onRanks(t, nil)
+	dir := ""
+	if d.File {
+		dir = t.TempDir()
+	}
+	got, err := d.onRanks(t, nil, dir)
 	if err != nil {
 		return err
 	}
@@ -123,17 +127,17 @@ func (d draw) check(t *testing.T) error {
 		}
 		numRounded++
 	}
-	return d.reload(t, got, want, own)
+	return d.reload(t, got, want, own, dir)
 }
 
 // numRounded is how many draws needed more than the plain limits.
 var numRounded int
 
 // onRanks trains on ranks; see onRank.
-func (d draw) onRanks(t *testing.T, from map[string]part) (outcome, error) {
+func (d draw) onRanks(t *testing.T, from map[string]part, dir string) (outcome, error) {
 	ranks := make([]outcome, d.ranks())
 	err := spawn(t, d.ranks(), func(ctx context.Context, g *dist.Group) (err error) {
-		ranks[g.Rank()], err = d.onRank(ctx, g, from)
+		ranks[g.Rank()], err = d.onRank(ctx, g, from, dir)
 		return err
 	})
 	if err != nil {
@@ -146,7 +150,7 @@ func (d draw) onRanks(t *testing.T, from map[string]part) (outcome, error) {
 // be the same bits.
 func (d draw) assemble(ranks []outcome) (outcome, error) {
 	whole := d.Model.build(int64(d.Seed), tensor.Float32)
-	all := outcome{norms: ranks[0].norms, scales: ranks[0].scales, losses: make([]float64, len(ranks[0].losses)), grads: make(map[string]part), state: make(map[string]part)}
+	all := outcome{norms: ranks[0].norms, scales: ranks[0].scales, losses: make([]float64, len(ranks[0].losses)), evaluations: make([]float64, len(ranks[0].evaluations)), grads: make(map[string]part), state: make(map[string]part)}
 	for i, r := range ranks {
 		if !slices.Equal(r.norms, all.norms) || !slices.Equal(r.scales, all.scales) {
 			return all, fmt.Errorf("rank %d has the norms %v, rank 0 %v", i, r.norms, all.norms)
@@ -154,13 +158,13 @@ func (d draw) assemble(ranks []outcome) (outcome, error) {
 		for step, loss := range r.losses {
 			all.losses[step] += loss
 		}
+		for step, loss := range r.evaluations {
+			all.evaluations[step] += loss
+		}
 	}
 	for _, p := range nn.Parameters(whole) {
 		name, shape := p.Name(), p.Data().Shape()
-		shards := 1
-		if d.Strategy == "fsdp" && !p.Sparse {
-			shards = d.Shard
-		}
+		lies := d.cutOf(p, shape)
 		states := make([]part, len(ranks))
 		grads, some := make([]part, len(ranks)), false
 		for i, r := range ranks {
@@ -178,11 +182,11 @@ func (d draw) assemble(ranks []outcome) (outcome, error) {
 			}
 		}
 		var err error
-		if all.state[name], err = joinParts(states, shape, shards); err != nil {
+		if all.state[name], err = joinParts(states, shape, lies); err != nil {
 			return all, fmt.Errorf("%s: %w", name, err)
 		}
 		if some {
-			if all.grads[name], err = joinParts(grads, shape, shards); err != nil {
+			if all.grads[name], err = joinParts(grads, shape, lies); err != nil {
 				return all, fmt.Errorf("gradient of %s: %w", name, err)
 			}
 		}
@@ -193,27 +197,26 @@ func (d draw) assemble(ranks []outcome) (outcome, error) {
 	return all, nil
 }
 
-// joinParts puts the parts of a tensor of some shape together, of which rank
-// i has chunk i % shards.
-func joinParts(parts []part, shape []int, shards int) (part, error) {
-	all := part{shape: shape}
-	for _, p := range parts[:shards] {
-		all.elements = append(all.elements, p.elements...)
-	}
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	if len(all.elements) != n {
-		return all, fmt.Errorf("the ranks hold %d elements of %d", len(all.elements), n)
-	}
+// joinParts puts the parts of a tensor of some shape together. Ranks that have the
+// same chunk must have the same bits.
+func joinParts(parts []part, shape []int, c cut) (part, error) {
+	all := part{shape, make([]float64, numElemsOf(shape))}
 	for i, p := range parts {
-		want := all.chunk(i%shards, shards)
-		if !slices.Equal(p.shape, want.shape) {
-			return all, fmt.Errorf("rank %d has %v, want %v", i, p.shape, want.shape)
+		k, same := 0, true
+		want := c.each(shape, i%c.chunks, func(at int) {
+			if k < len(p.elements) {
+				if i < c.chunks {
+					all.elements[at] = p.elements[k]
+				}
+				same = same && all.elements[at] == p.elements[k]
+			}
+			k++
+		})
+		if !slices.Equal(p.shape, want) || k != len(p.elements) {
+			return all, fmt.Errorf("rank %d has %v, want %v", i, p.shape, want)
 		}
-		if !slices.Equal(p.elements, want.elements) {
-			return all, fmt.Errorf("ranks %d and %d have different elements", i%shards, i)
+		if !same {
+			return all, fmt.Errorf("ranks %d and %d have different elements", i%c.chunks, i)
 		}
 	}
 	return all, nil
@@ -222,8 +225,8 @@ func joinParts(parts []part, shape []int, shards int) (part, error) {
 // rounding is how far one rank's results may be from themselves: by its absolute
 // error. Sums that nearly cancel have more of it than the limits allow.
 type rounding struct {
-	losses, norms, scales [numSteps + 1]float64
-	grads, state          map[string]float64
+	losses, evaluations, norms, scales [numSteps + 1]float64
+	grads, state                       map[string]float64
 }
 
 // rounding trains variants of one rank, and takes ten times what is furthest from
@@ -245,6 +248,9 @@ func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
 		}
 		for i := range want.losses {
 			r.losses[i] = max(r.losses[i], 10*math.Abs(other.losses[i]-want.losses[i]))
+			if d.Evaluate {
+				r.evaluations[i] = max(r.evaluations[i], 10*math.Abs(other.evaluations[i]-want.evaluations[i]))
+			}
 			r.norms[i] = max(r.norms[i], 10*math.Abs(other.norms[i]-want.norms[i]))
 			r.scales[i] = max(r.scales[i], 10*math.Abs(other.scales[i]-want.scales[i]))
 		}
@@ -272,18 +278,21 @@ func (d draw) compare(got, want outcome, own rounding) error {
 		limit = 1e-10
 	}
 	for i := range got.losses {
-		if !near(got.losses[i], want.losses[i], limit, own.losses[i]) {
+		if !isNear(got.losses[i], want.losses[i], limit, own.losses[i]) {
 			return fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
+		}
+		if d.Evaluate && !isNear(got.evaluations[i], want.evaluations[i], limit, own.evaluations[i]) {
+			return fmt.Errorf("step %d: the loss without gradients is %v, want %v", i, got.evaluations[i], want.evaluations[i])
 		}
 		if i == 0 {
 			if err := closeParts("gradient of ", got.grads, want.grads, limit, own.grads); err != nil {
 				return err
 			}
 		}
-		if !near(got.norms[i], want.norms[i], limit, own.norms[i]) {
+		if !isNear(got.norms[i], want.norms[i], limit, own.norms[i]) {
 			return fmt.Errorf("step %d: the norm of the gradients is %v, want %v", i, got.norms[i], want.norms[i])
 		}
-		if !near(got.scales[i], want.scales[i], limit, own.scales[i]) {
+		if !isNear(got.scales[i], want.scales[i], limit, own.scales[i]) {
 			return fmt.Errorf("step %d: gradients are clipped by %v, want %v", i, got.scales[i], want.scales[i])
 		}
 	}
@@ -298,8 +307,8 @@ func (d draw) compare(got, want outcome, own rounding) error {
 	return closeParts("", got.state, want.state, limit, own.state)
 }
 
-// near compares numbers.
-func near(got, want, limit, own float64) bool {
+// isNear compares numbers.
+func isNear(got, want, limit, own float64) bool {
 	return math.Abs(got-want) <= max(limit*math.Abs(want), own)
 }
 
@@ -335,15 +344,14 @@ func closeParts(what string, got, want map[string]part, limit float64, own map[s
 	return nil
 }
 
-// reload loads the state of the ranks into a new model that is split in another
-// way, and compares what its next step begins with.
-func (d draw) reload(t *testing.T, got, want outcome, own rounding) error {
+// reload loads the state of the ranks, or the checkpoint that they have saved, into
+// a new model that is split in another way, and compares what its next step begins with.
+func (d draw) reload(t *testing.T, got, want outcome, own rounding, dir string) error {
 	other := d
-	other.Replicate, other.Shard = d.Shard, d.Replicate
-	if d.Strategy == "ddp" {
-		other.Replicate, other.Shard = d.Replicate, d.Shard
+	if d.Strategy == "fsdp" {
+		other.Replicate, other.Shard, other.OneAxis = d.Shard, d.Replicate, false
 	}
-	again, err := other.onRanks(t, got.state)
+	again, err := other.onRanks(t, got.state, dir)
 	if err != nil {
 		return fmt.Errorf("reloaded: %w", err)
 	}
@@ -351,10 +359,10 @@ func (d draw) reload(t *testing.T, got, want outcome, own rounding) error {
 	if d.Float64 {
 		limit = 1e-9
 	}
-	if got, want := again.losses[0], want.losses[numSteps]; !near(got, want, limit, own.losses[numSteps]) {
+	if got, want := again.losses[0], want.losses[numSteps]; !isNear(got, want, limit, own.losses[numSteps]) {
 		return fmt.Errorf("reloaded: the loss is %v, want %v", got, want)
 	}
-	if got, want := again.norms[0], want.norms[numSteps]; !near(got, want, limit, own.norms[numSteps]) {
+	if got, want := again.norms[0], want.norms[numSteps]; !isNear(got, want, limit, own.norms[numSteps]) {
 		return fmt.Errorf("reloaded: the norm of the gradients is %v, want %v", got, want)
 	}
 	return nil
