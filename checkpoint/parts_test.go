@@ -209,6 +209,7 @@ func TestPartsMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("writing takes %d bytes besides the parts", peak-now)
 	if most := int64(1.5 * 4 * rows * width); peak-now > most {
 		t.Errorf("writing takes %d bytes besides the parts, want at most %d", peak-now, most)
 	}

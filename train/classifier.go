@@ -198,16 +198,16 @@ type tally struct {
 // wrapper, a batch at a time. The workers are
 // goroutines that read images. With skip, score leaves out images that cannot be
 // read.
-func (m *Classifier) score(ctx context.Context, model nn.Module, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
+func (m *Classifier) score(ctx context.Context, model nn.Module, together turns, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
 	if n := len(m.Config.Classes); n <= maxConfusion {
 		t.confusion = make([]int64, n*n)
 	}
 	images, collate := vision.Apply(set, 0, m.Config.sized(set)...), m.Config.collate()
-	for lo := from; lo < to; lo += batch {
-		if phaseOf(ctx).stopping() {
-			return t, errCut
+	for lo := from; ; lo += batch {
+		if pass, err := together.next(ctx, lo < to); !pass {
+			return t, err
 		}
-		hi := min(lo+batch, to)
+		lo, hi := min(lo, to), min(lo+batch, to)
 		samples, errs := make([]vision.Sample, hi-lo), make([]error, hi-lo)
 		var wg sync.WaitGroup
 		for w := range max(1, workers) {
@@ -232,6 +232,11 @@ func (m *Classifier) score(ctx context.Context, model nn.Module, set *vision.Set
 			}
 		}
 		if len(good) == 0 {
+			if together.sharded { // for the others
+				if err := m.count(ctx, model, &tally{}, m.Config.blank(), opts); err != nil {
+					return t, err
+				}
+			}
 			continue
 		}
 		b, err := collate(good)
@@ -243,7 +248,13 @@ func (m *Classifier) score(ctx context.Context, model nn.Module, set *vision.Set
 		}
 		b.Release()
 	}
-	return t, nil
+}
+
+// blank returns a batch of one image that shows nothing.
+func (c ClassifierConfig) blank() vision.Batch {
+	return vision.Batch{
+		N: 1, Channels: c.Channels, Height: c.Size, Width: c.Size, Images: make([]float32, c.Channels*c.Size*c.Size), Labels: []int64{0},
+	}
 }
 
 // count classifies a batch.

@@ -74,6 +74,9 @@ func (c *Console) Start(s Start) {
 		fmt.Fprintf(c.w, "data    %s\n", s.Data)
 	}
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
+	if s.Sharding != "" {
+		fmt.Fprintf(c.w, "sharded %s\n", s.Sharding)
+	}
 	if s.Given != "" {
 		fmt.Fprintf(c.w, "given   %s\n", s.Given)
 	}

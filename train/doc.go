@@ -48,6 +48,8 @@
 //	loop.go, trainer.go    the step loop, and what comes before and after it
 //	task.go, options.go    what is trained, and how
 //	axes.go                the ranks of a run, and the choice of a strategy
+//	mesh.go                --fsdp and --replicate: how many ranks, and what they share out
+//	shard_state.go         saving and evaluating a model whose parameters are shards
 //	vote.go                what the ranks tell each other in a step
 //	nonfinite.go           steps whose loss or gradients are not finite
 //	feed.go, order_log.go  batches, and the log of the samples that were taken

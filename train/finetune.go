@@ -264,10 +264,24 @@ func readCompanion(path string) ([]byte, error) {
 // adapt puts a LoRA beside the model's weights.
 func (r *lmRun) adapt() (err error) {
 	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
+	if r.cfg.FSDP > 1 { // while the base is whole
+		if err := r.keepBase(); err != nil {
+			return fmt.Errorf("train lm: %w", err)
+		}
+	}
 	if r.lora, err = nn.NewLoRA(b, r.base, r.cfg.loraOptions(r.base)); err != nil {
 		return fmt.Errorf("train lm: --lora-targets: %w", err)
 	}
 	return nil
+}
+
+// keepBase copies the model beside which a LoRA is trained into the run's directory,
+// where it is of a run that goes on.
+func (r *lmRun) keepBase() error {
+	if _, err := os.Stat(r.baseDir); !r.keepsBase || err == nil || r.axes.World.Rank() != 0 {
+		return nil
+	}
+	return r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil)
 }
 
 // tunedFiles writes what makes a checkpoint a folder of Hugging Face's or, of a
@@ -287,10 +301,8 @@ func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
 		}
 		return w.WriteFile(configFile, config)
 	}
-	if _, err := os.Stat(r.baseDir); r.keepsBase && err != nil {
-		if err := r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil); err != nil {
-			return err
-		}
+	if err := r.keepBase(); err != nil {
+		return err
 	}
 	config, err := models.AdapterConfig(r.lora, r.baseDir)
 	if err != nil {

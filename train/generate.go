@@ -34,7 +34,8 @@ type GenerateOptions struct {
 	maxLength, minLength int
 	minTokens            int // to draw before EOS
 
-	pass []nn.CtxOption // of each pass
+	pass  []nn.CtxOption                                    // of each pass
+	agree func(ctx context.Context, logits []float32) error // makes the logits those of rank 0; nil: alone
 }
 
 // ends reports whether a token ends a text.
@@ -84,6 +85,11 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 		logits, err := nextLogits(ctx, m, ids[cache.Len():], append(o.pass, nn.WithKVCache(cache))...)
 		if err != nil {
 			return fmt.Errorf("generate: %w", err)
+		}
+		if o.agree != nil {
+			if err := o.agree(ctx, logits); err != nil {
+				return fmt.Errorf("generate: %w", err)
+			}
 		}
 		if i := slices.IndexFunc(logits, func(v float32) bool { return v != v }); i >= 0 {
 			return fmt.Errorf("generate: the score of token %d is NaN after %d tokens: the model has weights that are not finite, or too large", i, len(ids))
@@ -230,6 +236,15 @@ func (r *lmRun) sample(ctx context.Context, model any) (string, error) {
 	}
 	text := []byte(r.cfg.Prompt)
 	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed, pass: []nn.CtxOption{onDeviceOf(model)}}
+	if isSharded(model) { // all ranks run the passes, and must draw the same tokens
+		o.agree = func(ctx context.Context, logits []float32) error {
+			t := tensor.FromFloat32(logits)
+			defer t.Free()
+			err := r.axes.World.Broadcast(ctx, t, 0)
+			copy(logits, t.Float32s())
+			return err
+		}
+	}
 	said, err := parseGeneration(r.companions)
 	if err != nil {
 		return "", err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 
 	"github.com/cohort-ml/cohort/data"
@@ -86,7 +87,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Steps, o.Recipe, o.Config = r.cfg.Steps, recipe, r.config()
-	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -321,16 +322,30 @@ func tensorsOf(c *nn.Ctx, batch data.TokenBatch) (inputs, targets *tensor.Tensor
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	nats, cut := 0.0, 0.0
-	for batch := range r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch) {
-		if phaseOf(ctx).stopping() {
+	next, done := iter.Pull(r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch))
+	defer done()
+	together, opts := turnsOf(model, r.axes), []nn.CtxOption{r.cfg.autocast(), onDeviceOf(model)}
+	for batch, more := next(); ; batch, more = next() {
+		pass, err := together.next(ctx, more)
+		if errors.Is(err, errCut) { // the others must hear of it
 			cut = 1
+		} else if err != nil {
+			return nil, err
+		}
+		if !pass {
 			break
 		}
-		loss, err := score(ctx, model.(nn.Module), batch, r.cfg.autocast(), onDeviceOf(model))
+		if !more { // for the others
+			none := make([]int64, r.cfg.Context)
+			batch = data.TokenBatch{Inputs: none, Targets: none, Rows: 1, Length: len(none)}
+		}
+		loss, err := score(ctx, model.(nn.Module), batch, opts...)
 		if err != nil {
 			return nil, err
 		}
-		nats += loss
+		if more {
+			nats += loss
+		}
 	}
 	sum := tensor.FromFloat32([]float32{float32(nats), float32(cut)})
 	if err := r.axes.World.AllReduce(ctx, sum, dist.Sum); err != nil {
@@ -346,7 +361,7 @@ func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 
 // finish has the model write something.
 func (r *lmRun) finish(ctx context.Context, model any) (Ending, error) {
-	if r.axes.World.Rank() != 0 {
+	if r.axes.World.Rank() != 0 && !isSharded(model) {
 		return Ending{}, nil
 	}
 	text, err := r.sample(ctx, model)

@@ -87,7 +87,7 @@ func (r *lmRun) checkModel(saved *SavedRun) error {
 	} else {
 		plan = models.NewGPT(b, r.cfg.model())
 	}
-	return checkMemory("lm", plan, adamBytes, r.cfg.Ranks, machineMemory())
+	return checkMemory("lm", plan, adamBytes, r.cfg.SharedConfig, machineMemory())
 }
 
 // checkText reports a step that takes more sequences than a text can have: a token has

@@ -115,7 +115,8 @@ func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.vote.begin()
 	for i := range r.o.Accumulate {
 		pass := func() error { return r.pass(ctx, i, &mine) }
-		if last := i == r.o.Accumulate-1; last {
+		// Between passes that are not reduced, shards would become whole gradients.
+		if last := i == r.o.Accumulate-1; last || r.sharded {
 			err = pass()
 		} else {
 			err = r.model.NoSync(pass)

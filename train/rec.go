@@ -95,7 +95,7 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}
-	if err := checkMemory("rec", plan.Model, adagradBytes, r.cfg.Ranks, machineMemory()); err != nil {
+	if err := checkMemory("rec", plan.Model, adagradBytes, r.cfg.SharedConfig, machineMemory()); err != nil {
 		return nil, err
 	}
 	return r.config(), nil
@@ -223,7 +223,7 @@ func (r *recRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -399,7 +399,7 @@ func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	n := r.validation.Len()
 	each := (n + r.axes.Data.Size() - 1) / r.axes.Data.Size()
 	from := min(n, r.axes.Data.Rank()*each)
-	own, err := r.recommender.score(ctx, model.(nn.ModuleN), r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast(), onDeviceOf(model))
+	own, err := r.recommender.score(ctx, model.(nn.ModuleN), turnsOf(model, r.axes), r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast(), onDeviceOf(model))
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
 		err = nil

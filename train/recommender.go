@@ -135,20 +135,26 @@ func (r *Recommender) Logits(c *nn.Ctx, model nn.ModuleN, b table.Batch) *tensor
 
 // Score returns the logits of rows from..to-1 of a part, batch rows at a time.
 func (r *Recommender) Score(ctx context.Context, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
-	return r.score(ctx, r.Model, p, from, to, batch, opts...)
+	return r.score(ctx, r.Model, turns{}, p, from, to, batch, opts...)
 }
 
 // score is Score by a model that may be r.Model in a wrapper.
-func (r *Recommender) score(ctx context.Context, model nn.ModuleN, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
+func (r *Recommender) score(ctx context.Context, model nn.ModuleN, together turns, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
 	logits := make([]float64, 0, max(0, to-from))
 	rows := make([]table.Row, 0, max(0, min(batch, to-from)))
-	for i := from; i < to; i += batch {
-		if phaseOf(ctx).stopping() {
-			return nil, errCut
+	for i := from; ; i += batch {
+		if pass, err := together.next(ctx, i < to); err != nil {
+			return nil, err
+		} else if !pass {
+			return logits, nil
 		}
 		rows = rows[:0]
 		for j := i; j < min(i+batch, to); j++ {
 			rows = append(rows, p.At(j))
+		}
+		own := len(logits) + len(rows)
+		if len(rows) == 0 { // for the others
+			rows = append(rows, p.At(0))
 		}
 		b, err := r.Config.Scale.Collate(rows)
 		if err != nil {
@@ -157,8 +163,8 @@ func (r *Recommender) score(ctx context.Context, model nn.ModuleN, p *table.Part
 		if logits, err = r.scoreBatch(ctx, model, logits, b, opts); err != nil {
 			return nil, fmt.Errorf("rows %d to %d: %w", i, i+len(rows)-1, err)
 		}
+		logits = logits[:own]
 	}
-	return logits, nil
 }
 
 func (r *Recommender) scoreBatch(ctx context.Context, model nn.ModuleN, logits []float64, b table.Batch, opts []nn.CtxOption) (_ []float64, err error) {

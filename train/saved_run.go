@@ -141,10 +141,10 @@ func (r *trainer[B]) keptBest(ctx context.Context) {
 
 // load puts the saved weights and optimizer state into the run.
 func (r *trainer[B]) load(s *SavedRun) error {
-	if err := s.Checkpoint.LoadTensors(r.weightsFile(), r.weights().All()); err != nil {
+	if err := s.Checkpoint.LoadParts(r.weightsFile(), r.weightParts()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
-	if err := s.Checkpoint.LoadTensors(checkpoint.OptimizerFile, r.opt.State().All()); err != nil {
+	if err := s.Checkpoint.LoadParts(checkpoint.OptimizerFile, r.optimizerParts()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
 	r.step, r.standing = s.Progress.Step, s.standing
@@ -157,7 +157,8 @@ func (r *trainer[B]) load(s *SavedRun) error {
 	return nil
 }
 
-// save writes a checkpoint on rank 0; the others go on meanwhile.
+// save writes a checkpoint on rank 0. The others go on meanwhile, or give it their
+// shards.
 func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.sound(ctx); err != nil {
 		return err
@@ -165,18 +166,22 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.order.sync(); err != nil {
 		return r.errorf("%w", err)
 	}
+	optimizer := r.optimizerParts()
 	if r.axes.World.Rank() != 0 {
-		return nil
+		if err := r.give(ctx, checkpoint.OptimizerFile, optimizer); err != nil {
+			return err
+		}
+		return r.give(ctx, r.weightsFile(), r.weightParts())
 	}
 	progress, err := r.progress()
 	if err != nil {
 		return err
 	}
 	err = checkpoint.Save(ctx, r.o.Out, r.step, func(w *checkpoint.Writer) error {
-		if err := w.WriteTensors(checkpoint.OptimizerFile, r.opt.State().All(), nil); err != nil {
+		if err := checkpoint.WriteParts(ctx, w, checkpoint.OptimizerFile, optimizer, nil); err != nil {
 			return err
 		}
-		return r.write(w, progress)
+		return r.write(ctx, w, progress)
 	}, r.o.Keep)
 	if err != nil {
 		return r.errorf("%w", err)
@@ -185,17 +190,28 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	return nil
 }
 
+// give gives rank 0 this rank's shards of the tensors of a file.
+func (r *trainer[B]) give(ctx context.Context, file string, parts []checkpoint.Part) error {
+	if !r.sharded {
+		return nil
+	}
+	if err := checkpoint.WriteParts(ctx, nil, file, parts, nil); err != nil {
+		return r.errorf("save step %d: %w", r.step, err)
+	}
+	return nil
+}
+
 // saveBest puts the weights of this step in the place of those that were the
 // best so far.
 func (r *trainer[B]) saveBest(ctx context.Context) error {
 	if r.axes.World.Rank() != 0 {
-		return nil
+		return r.give(ctx, r.weightsFile(), r.weightParts())
 	}
 	progress, err := r.progress()
 	if err != nil {
 		return err
 	}
-	err = checkpoint.Replace(ctx, BestDir(r.o.Out), r.step, func(w *checkpoint.Writer) error { return r.write(w, progress) })
+	err = checkpoint.Replace(ctx, BestDir(r.o.Out), r.step, func(w *checkpoint.Writer) error { return r.write(ctx, w, progress) })
 	if err != nil {
 		return r.errorf("%w", err)
 	}
@@ -203,8 +219,8 @@ func (r *trainer[B]) saveBest(ctx context.Context) error {
 }
 
 // write writes what all checkpoints have.
-func (r *trainer[B]) write(w *checkpoint.Writer, progress checkpoint.Progress) error {
-	if err := w.WriteTensors(r.weightsFile(), r.weights().All(), map[string]string{"format": "pt"}); err != nil {
+func (r *trainer[B]) write(ctx context.Context, w *checkpoint.Writer, progress checkpoint.Progress) error {
+	if err := checkpoint.WriteParts(ctx, w, r.weightsFile(), r.weightParts(), map[string]string{"format": "pt"}); err != nil {
 		return err
 	}
 	if r.task.Files != nil {
@@ -229,7 +245,7 @@ func (r *trainer[B]) progress() (checkpoint.Progress, error) {
 	if err != nil {
 		return checkpoint.Progress{}, r.errorf("save the evaluations: %w", err)
 	}
-	infos, err := checkpoint.Describe(r.weights().All())
+	infos, err := checkpoint.DescribeParts(r.weightParts())
 	if err != nil {
 		return checkpoint.Progress{}, r.errorf("save: %w", err)
 	}

@@ -24,7 +24,10 @@ func settingsText(task string, s *config.Settings, size stepSize) []byte {
 			size.ranks--
 		}
 		size.batch = size.uneven / (size.ranks * size.accumulate)
-		for name, n := range map[string][2]int{"ranks": {size.ranks, was.ranks}, "batch": {size.batch, was.batch}} {
+		axis := func(name string) [2]int { return [2]int{0, s.Field(name).Value().(int)} }
+		for name, n := range map[string][2]int{
+			"ranks": {size.ranks, was.ranks}, "batch": {size.batch, was.batch}, axisReplicate: axis(axisReplicate), axisFSDP: axis(axisFSDP),
+		} {
 			f := s.Field(name)
 			from := f.From
 			defer func() { f.SetInt(n[1], from) }()

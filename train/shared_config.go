@@ -20,7 +20,10 @@ import (
 // tokens, an image, a row.
 type SharedConfig struct {
 	Out   string `json:"-" flag:"out" run:"here" group:"Run" usage:"{DIR} of the run, for checkpoints, the best weights and config.toml; if it has a checkpoint, the run resumes from it"`
-	Ranks int    `json:"ranks" run:"here" usage:"number of ranks; each is a process on this machine"`
+	Ranks int    `json:"ranks" run:"here" usage:"number of ranks, replicate × fsdp; each is a process on this machine"`
+
+	FSDP      int `json:"fsdp" run:"here" usage:"ranks among which parameters, gradients and optimizer state are split; 0: what --ranks and --replicate leave, else 1"`
+	Replicate int `json:"replicate" run:"here" usage:"copies of the model, each on --fsdp ranks; 0: what --ranks and --fsdp leave, else 1"`
 
 	Batch      int    `json:"batch" group:"Step" usage:"samples that a rank takes in a pass"`
 	Accumulate int    `json:"accumulate" usage:"passes in a step; their gradients are added, and a step takes ranks × batch × accumulate samples"`
@@ -60,7 +63,7 @@ func sharedBefore() SharedConfig {
 // validate reports the first shared setting that makes no sense, and what would.
 func (c SharedConfig) validate(task string) error {
 	if err := checkWholes(task, []whole{
-		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
+		{"ranks", c.Ranks, 1, 1 << 16}, {"fsdp", c.FSDP, 0, 1 << 16}, {"replicate", c.Replicate, 0, 1 << 16}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
 		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40}, {"save-every", c.SaveEvery, 0, 1 << 40}, {"keep", c.Keep, 1, 1 << 20},
 	}); err != nil {
 		return err
@@ -95,8 +98,7 @@ func (c *SharedConfig) join(task string, group *dist.Group, given map[string]str
 	if given["ranks"] != "" && c.Ranks != group.Size() {
 		return settled(fmt.Errorf("train %s: --ranks is %d, but this job was started with %d: leave the flag out", task, c.Ranks, group.Size()))
 	}
-	c.Ranks = group.Size()
-	return nil
+	return c.arrange(task, group.Size(), given)
 }
 
 // size returns how many samples a step takes.

@@ -35,9 +35,11 @@ type trainer[B any] struct {
 	order   *orderLog
 	vote    *vote
 
-	step         int // steps done
-	replaced     int // samples of all ranks, in this process's steps
-	skipped      int // steps of this process whose update was left out
+	numParams    int  // of the whole model
+	sharded      bool // see isSharded
+	step         int  // steps done
+	replaced     int  // samples of all ranks, in this process's steps
+	skipped      int  // steps of this process whose update was left out
 	skippedInRow int
 	metrics      Metrics // of the last evaluation
 	standing     standing
@@ -141,9 +143,11 @@ func (r *trainer[B]) errorf(format string, args ...any) error {
 // prepare spreads the model over the ranks, and takes over what was saved.
 func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	params := nn.Parameters(r.task.Model) // gives them their names
+	r.numParams = nn.NumParams(r.task.Model)
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
+	r.sharded = isSharded(r.model)
 	if r.opt = r.task.Optimizer(params); r.opt == nil {
 		return settled(r.errorf("Task.Optimizer returned nil, want an optimizer of the parameters"))
 	}
@@ -241,9 +245,9 @@ func checkpointOf(step int64) string {
 // start describes the run.
 func (r *trainer[B]) start(saved *SavedRun) Start {
 	s := Start{
-		About: r.task.About, DType: r.o.DType, NumParams: nn.NumParams(r.task.Model),
+		About: r.task.About, DType: r.o.DType, NumParams: r.numParams,
 		Ranks: r.axes.World.Size(), Threads: tensor.NumThreads(), Transport: r.axes.World.Transport(), Interface: r.axes.World.Interface(),
-		Strategy: r.model.String(), FirstStep: r.step, Steps: r.o.Steps,
+		Strategy: r.model.String(), Sharding: r.sharding(), FirstStep: r.step, Steps: r.o.Steps,
 	}
 	if saved != nil {
 		s.Resumed = saved.Checkpoint.Path

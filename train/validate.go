@@ -97,14 +97,19 @@ func checkPatience(task string, patience, every int) error {
 // checkMemory reports a model that needs more memory than the machine has, if all
 // ranks are on it. The model is made on the meta device. each is the number of bytes
 // that a parameter takes, with what the optimizer keeps for it.
-func checkMemory(task string, model any, each uint64, ranks int, have uint64) error {
+func checkMemory(task string, model any, each uint64, c SharedConfig, have uint64) error {
 	params := nn.NumParams(model)
-	need := float64(params) * float64(each) * float64(ranks)
+	one := float64(params) * float64(each)
+	need := one * float64(c.Ranks/max(1, c.FSDP))
 	if have == 0 || need <= float64(have) {
 		return nil
 	}
-	return fmt.Errorf("train %s: a model of %.3g parameters takes %s on %d %s, with its gradients and what the optimizer keeps, and there are %s of memory: make it smaller, or use fewer --ranks",
-		task, float64(params), data.ByteSize(int64(min(need, math.MaxInt64/2))), ranks, plural(ranks, "rank"), data.ByteSize(int64(have)))
+	advice := "make it smaller, or use fewer --ranks"
+	if one <= float64(have) {
+		advice = fmt.Sprintf("shard it, which takes %s in all (--fsdp %d), %s", data.ByteSize(int64(one)), c.Ranks, advice)
+	}
+	return fmt.Errorf("train %s: a model of %.3g parameters takes %s on %d %s, with its gradients and what the optimizer keeps, and there are %s of memory: %s",
+		task, float64(params), data.ByteSize(int64(min(need, math.MaxInt64/2))), c.Ranks, plural(c.Ranks, "rank"), data.ByteSize(int64(have)), advice)
 }
 
 // Bytes of a parameter. AdamW: the weight, its gradient and two averages. Adagrad:

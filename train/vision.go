@@ -83,7 +83,7 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
-	if err := checkMemory("vision", plan.Model, adamBytes, r.cfg.Ranks, machineMemory()); err != nil {
+	if err := checkMemory("vision", plan.Model, adamBytes, r.cfg.SharedConfig, machineMemory()); err != nil {
 		return nil, err
 	}
 	if err := r.keepsSource(&described); err != nil {
@@ -219,7 +219,7 @@ func (r *visionRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -426,7 +426,7 @@ func (r *visionRun) tell(text string) {
 func (r *visionRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	n, rank, ranks := r.test.Len(), r.axes.Data.Rank(), r.axes.Data.Size()
 	from, to := n*rank/ranks, n*(rank+1)/ranks
-	own, err := r.classifier.score(ctx, model.(nn.Module), r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast(), onDeviceOf(model))
+	own, err := r.classifier.score(ctx, model.(nn.Module), turnsOf(model, r.axes), r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast(), onDeviceOf(model))
 	cut := int64(0)
 	if errors.Is(err, errCut) { // the others must hear of it
 		cut, err = 1, nil

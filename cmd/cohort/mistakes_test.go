@@ -57,6 +57,10 @@ func TestMistakes(t *testing.T) {
 		{"generate --temperature inf", "", "must be finite", exitUsage},
 		{"train vision --ranks 100000", "", "--ranks is 100000", exitUsage},
 		{"train vision --ranks 60000", "", "--ranks is 60000: 60000 ranks on a machine of", exitUsage},
+		{"train rec --ranks 4 --fsdp 3", "", "train rec: --replicate ? × --fsdp 3 = --ranks 4: 4 is no multiple of 3; leave one of the three out", exitUsage},
+		{"train lm --ranks 4 --fsdp 3 --replicate 2", "", "train lm: --replicate 2 × --fsdp 3 = --ranks 4: the product is 6", exitUsage},
+		{"train lm --fsdp -1", "", "--fsdp is -1, want 0 to 65536", exitUsage},
+		{"train lm --fsdp 2 --init-from x --lora 4 --merge", "", "--merge puts the whole model on one rank, and --fsdp 2 shards it", exitUsage},
 		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
 	} {
 		t.Run(c.args+c.env, func(t *testing.T) {

@@ -20,7 +20,9 @@ import (
 
 // recipe is what `cohort train` needs to know about a recipe.
 type recipe struct {
-	settings any // pointer to the struct of settings, with the defaults; see package config
+	task     string
+	settings any                 // pointer to the struct of settings, with the defaults; see package config
+	shared   *train.SharedConfig // of settings
 	// check reports, before any rank is started, whether the ranks could begin. It
 	// returns the settings that they would begin with, as config.toml. given has the
 	// source of each value that the user gave, by the name of the setting.
@@ -47,7 +49,13 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				return usageError{err}
 			}
 		}
-		numRanks, given := s.Field("ranks").Value().(int), s.Given()
+		given := s.Given()
+		if !launch.IsRank() { // a rank knows how many there are
+			if err := r.shared.FillRanks(r.task, given); err != nil {
+				return usageError{err}
+			}
+		}
+		numRanks := r.shared.Ranks
 		if !launch.IsRank() {
 			launch.KeepSecrets()
 			if err := launch.CheckRanks(numRanks); err != nil {

@@ -14,7 +14,7 @@ import (
 func newTrainLMCommand() *cobra.Command {
 	cfg := train.DefaultLM()
 	return recipe{
-		settings: &cfg,
+		task: "lm", settings: &cfg, shared: &cfg.SharedConfig,
 		check: func(ctx context.Context, given map[string]string) ([]byte, error) {
 			return train.CheckLM(ctx, cfg, given)
 		},

@@ -14,7 +14,7 @@ import (
 func newTrainRecCommand() *cobra.Command {
 	cfg := train.DefaultRec()
 	return recipe{
-		settings: &cfg,
+		task: "rec", settings: &cfg, shared: &cfg.SharedConfig,
 		check: func(ctx context.Context, given map[string]string) ([]byte, error) {
 			return train.CheckRec(ctx, cfg, given)
 		},

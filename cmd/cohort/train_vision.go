@@ -14,7 +14,7 @@ import (
 func newTrainVisionCommand() *cobra.Command {
 	cfg := train.DefaultVision()
 	return recipe{
-		settings: &cfg,
+		task: "vision", settings: &cfg, shared: &cfg.SharedConfig,
 		check: func(ctx context.Context, given map[string]string) ([]byte, error) {
 			return train.CheckVision(ctx, cfg, given)
 		},

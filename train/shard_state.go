@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// isSharded reports whether ranks hold different parts of a parameter of a model. Then
+// every pass is a call of all ranks.
+func isSharded(model any) bool {
+	s, ok := model.(parallel.Strategy)
+	return ok && slices.ContainsFunc(nn.Parameters(s), func(p *nn.Parameter) bool { return isShard(s.Layout(p)) })
+}
+
+func isShard(l mesh.Layout) bool {
+	return slices.ContainsFunc(l.Placements, func(p mesh.Placement) bool { return !p.IsReplicate() })
+}
+
+// parts returns what this rank holds of tensors that are saved: parameters as the
+// strategy has laid them out, and everything else whole.
+func (r *trainer[B]) parts(tensors nn.NamedTensors) []checkpoint.Part {
+	layouts := make(map[*tensor.Tensor]mesh.Layout)
+	for _, p := range nn.Parameters(r.model) {
+		layouts[p.Data()] = r.model.Layout(p)
+	}
+	var parts []checkpoint.Part
+	for _, t := range tensors {
+		parts = append(parts, part(t, layouts[t.Tensor]))
+	}
+	return parts
+}
+
+// part leaves the layout of a whole tensor out, which has the same values on all ranks.
+func part(t nn.NamedTensor, l mesh.Layout) checkpoint.Part {
+	if !isShard(l) {
+		l = mesh.Layout{}
+	}
+	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: l}}
+}
+
+func (r *trainer[B]) weightParts() []checkpoint.Part { return r.parts(r.weights()) }
+
+// optimizerParts returns what this rank holds of the optimizer's state: KIND.PARAMETER
+// lies as the parameter does, and its count of updates is whole.
+func (r *trainer[B]) optimizerParts() []checkpoint.Part {
+	layouts := make(map[string]mesh.Layout)
+	for _, p := range nn.Parameters(r.model) {
+		layouts[p.Name()] = r.model.Layout(p)
+	}
+	var parts []checkpoint.Part
+	for _, t := range r.opt.State() {
+		kind, name, _ := strings.Cut(t.Name, ".")
+		l := layouts[name]
+		if kind == "step" {
+			l = mesh.Layout{}
+		}
+		parts = append(parts, part(t, l))
+	}
+	return parts
+}
+
+// sharding says what is sharded over what, and what a rank holds of it; "" where nothing
+// is.
+func (r *trainer[B]) sharding() string {
+	if !r.sharded {
+		return ""
+	}
+	held, whole := 0, 0
+	add := func(p checkpoint.Part, times int) {
+		size := times * p.Local.DType().Size()
+		held += size * p.Local.NumElems()
+		all := p.Local.NumElems()
+		if p.Mesh != nil {
+			all = 1
+			for _, n := range p.Shape {
+				all *= n
+			}
+		}
+		whole += size * all
+	}
+	for _, p := range nn.Parameters(r.model) {
+		times := 2 // its gradient lies as it does; that by rows depends on the batch
+		if p.Frozen || p.Sparse {
+			times = 1
+		}
+		add(part(nn.NamedTensor{Name: p.Name(), Tensor: p.Data()}, r.model.Layout(p)), times)
+	}
+	for _, p := range r.optimizerParts() {
+		add(p, 1)
+	}
+	return fmt.Sprintf("%v: of %s of parameters, gradients and optimizer state a rank holds %s",
+		r.model, data.ByteSize(int64(whole)), data.ByteSize(int64(held)))
+}
+
+// turns keeps the passes of an evaluation together. Where parameters are sharded, a pass
+// gathers them on all ranks: a rank whose share is done runs passes for the others, and
+// all give up at the same pass.
+type turns struct {
+	world   *dist.Group
+	sharded bool
+}
+
+// turnsOf returns those of the evaluation of a wrapped model.
+func turnsOf(model any, axes Axes) turns { return turns{axes.World, isSharded(model)} }
+
+// next says whether this rank runs another pass: more is whether it has a batch left. The
+// error is errCut where a rank is to stop.
+func (t turns) next(ctx context.Context, more bool) (pass bool, err error) {
+	stop := phaseOf(ctx).stopping()
+	if t.sharded {
+		votes := tensor.FromInt64([]int64{0, 0})
+		votes.Select(0, 0).Fill(asNumber(more))
+		votes.Select(0, 1).Fill(asNumber(stop))
+		if err := t.world.AllReduce(ctx, votes, dist.Max); err != nil {
+			return false, err
+		}
+		all := votes.Int64s()
+		more, stop = all[0] > 0, all[1] > 0
+	}
+	if more && stop {
+		return false, errCut
+	}
+	return more, nil
+}
+
+func asNumber(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
