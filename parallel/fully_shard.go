@@ -3,6 +3,7 @@
 package parallel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,9 +74,10 @@ type FSDP struct {
 type FSDPOption func(*fsdpOptions)
 
 type fsdpOptions struct {
-	policy   Policy
-	keep     bool
-	shardDim func(name string, shape []int) int
+	policy         Policy
+	keep           bool
+	shardDim       func(name string, shape []int) int
+	gather, reduce tensor.DType // of matrices; 0 is their own
 }
 
 // WithPolicy divides the model into units by p. The default is [ByBlock].
@@ -100,6 +102,16 @@ func WithReshard(r Reshard) FSDPOption { return func(o *fsdpOptions) { o.keep = 
 // default is 0. Along another dim the number of ranks must divide the parameter.
 func WithShardDim(dim func(name string, shape []int) int) FSDPOption {
 	return func(o *fsdpOptions) { o.shardDim = dim }
+}
+
+// WithMixedPrecision has the full values of float32 parameters with two dims or more gathered in
+// the dtype gather, and their gradients computed and reduced in the dtype reduce. Each is
+// tensor.BFloat16 or tensor.Float32, and 0 is float32 for gather, and for reduce what gather is.
+// Shards, and the gradients that the optimizer sees, stay float32. Vectors, such as the weights
+// of norms, are gathered and reduced in float32. Use it with [nn.WithAutocast], which computes
+// in bfloat16 anyway. Gathers then take half the bytes.
+func WithMixedPrecision(gather, reduce tensor.DType) FSDPOption {
+	return func(o *fsdpOptions) { o.gather, o.reduce = gather, reduce }
 }
 
 // FullyShard prepares a model, an nn.Module or nn.ModuleN, for training with sharded parameters
@@ -199,7 +211,7 @@ func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 	} else {
 		fmt.Fprintf(&text, "%v, full values kept: %v\n", f.mesh.Axes(), f.keep)
 		for _, s := range f.params {
-			fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d\n", s.name, s.unit.path, s.dim)
+			fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d, gathered in %v and reduced in %v\n", s.name, s.unit.path, s.dim, s.fullDType, s.gradDType)
 		}
 	}
 	rank, texts, compareErr := firstDifference(ctx, f.mesh.World(), []byte(text.String()))
@@ -261,6 +273,16 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 	s := &shardParam{
 		param: p, name: p.Name(), unit: u, shape: p.Data().Shape(), dtype: p.Data().DType(), frozen: p.Frozen, device: p.Data().Device(),
 	}
+	s.fullDType, s.gradDType = s.dtype, s.dtype
+	for _, d := range []tensor.DType{o.gather, o.reduce} {
+		if d != 0 && d != tensor.Float32 && d != tensor.BFloat16 {
+			return nil, fmt.Errorf("mixed precision in %v: parameters are gathered and reduced in bfloat16 or float32", d)
+		}
+	}
+	if s.dtype == tensor.Float32 && len(s.shape) > 1 {
+		s.fullDType = cmp.Or(o.gather, s.dtype)
+		s.gradDType = cmp.Or(o.reduce, s.fullDType)
+	}
 	s.dim = o.shardDim(s.name, slices.Clone(s.shape))
 	n := f.shards.Size()
 	switch {
@@ -290,11 +312,14 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 func (u *shardUnit) shard() error {
 	f := u.f
 	coordinate := f.mesh.Coordinate()
-	for _, views := range layOut(u.params, memoryFor(f.shards)) {
-		for s, chunk := range views {
-			s.chunk = chunk
-			s.chunk.SetName(s.name)
-		}
+	for s, chunk := range layOut(u.params, shardDType, memoryFor(f.shards)) {
+		s.chunk = chunk
+		s.chunk.SetName(s.name)
+	}
+	low := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.fullDType == s.dtype })
+	for s, wire := range layOut(low, fullDType, memoryFor(f.shards)) {
+		s.wire = wire
+		s.wire.SetName(s.name)
 	}
 	for _, s := range u.params {
 		boxes, err := mesh.Boxes(s.shape, f.mesh.Shape(), s.sharded, coordinate)
@@ -310,7 +335,7 @@ func (u *shardUnit) shard() error {
 		if rows > 0 && old.Device() != tensor.Meta {
 			s.data.CopyFrom(old.Narrow(s.dim, start, rows))
 		}
-		s.base = tensor.On(s.device).Empty(s.dtype, s.padded...)
+		s.base = tensor.On(s.device).Empty(s.fullDType, s.padded...)
 		s.base.SetName(s.name)
 		s.full = s.base.Narrow(s.dim, 0, s.shape[s.dim])
 		s.full.SetName(s.name)

@@ -55,7 +55,7 @@ func TestShardingRefused(t *testing.T) {
 		}, want: "of shape [31 13] is not cut evenly along dim 1 by the 2 ranks of axis fsdp: 13 % 2 = 1"},
 		{name: "another policy", wrap: func(g *dist.Group, _ *maze) []FSDPOption {
 			return []FSDPOption{WithPolicy(odd(g, ByHand()))}
-		}, want: `the ranks divide the model differently: rank 0 has blocks.0.in.weight in the unit "blocks.0", cut along dim 0 where rank 1 has blocks.0.in.weight in the unit "", cut along dim 0`},
+		}, want: `the ranks divide the model differently: rank 0 has blocks.0.in.weight in the unit "blocks.0", cut along dim 0, gathered in float32 and reduced in float32 where rank 1 has blocks.0.in.weight in the unit "", cut`},
 		{name: "a policy that fails", wrap: func(g *dist.Group, _ *maze) []FSDPOption {
 			return []FSDPOption{WithPolicy(odd(g, func(any) ([]Unit, error) { return nil, errors.New("no idea") }))}
 		}, want: "where rank 1 has an error: no idea"},

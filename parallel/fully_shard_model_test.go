@@ -169,7 +169,7 @@ func lossOf(c *nn.Ctx, m nn.Module, ids, targets *tensor.Tensor) (loss float64, 
 	return l.Item(), nil
 }
 
-// near reports whether two numbers differ by at most a relative difference.
+// closeTo reports whether two numbers differ by at most a relative difference.
 func closeTo(a, b, within float64) bool { return max(a-b, b-a) <= within*max(a, -a, b, -b) }
 
 func TestMazes(t *testing.T) {

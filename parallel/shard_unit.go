@@ -32,10 +32,17 @@ type shardParam struct {
 	index  int // among the parameters that are trained
 	dim    int // that is cut
 	shape  []int
-	dtype  tensor.DType
+	dtype  tensor.DType // of the shard
 	frozen bool
 
+	// Of the full value and of what is reduced; dtype without mixed precision.
+	fullDType, gradDType tensor.DType
+
 	chunk, data, base, full *tensor.Tensor
+
+	// wire is the chunk in fullDType, nil where that is dtype, and as of which version.
+	wire        *tensor.Tensor
+	wireVersion uint32
 
 	padded     []int // shape of base
 	chunkShape []int
@@ -53,7 +60,7 @@ type shardParam struct {
 	// The reduced gradient.
 	landings  [2]*tensor.Tensor // padded shards: where the optimizer finds it, and beside
 	landing   *tensor.Tensor    // the one of them where it arrives in this pass
-	shardGrad *tensor.Tensor    // the rows of the first that there are
+	shardGrad *tensor.Tensor    // what the optimizer sees: the rows of the first, or in dtype
 	reduced   mesh.Tensor
 }
 
@@ -106,18 +113,19 @@ func (u *shardUnit) name() string {
 const packLimit = 32 << 10
 
 // pack divides parameters into lists that one collective takes.
-func pack(params []*shardParam) [][]*shardParam {
+func pack(params []*shardParam, dtype func(s *shardParam) tensor.DType) [][]*shardParam {
 	var calls [][]*shardParam
 	small := map[tensor.DType]int{} // index in calls
 	for _, s := range params {
-		if s.dim != 0 || s.chunk.NumElems()*s.dtype.Size() >= packLimit {
+		d := dtype(s)
+		if s.dim != 0 || numElemsOf(s.chunkShape)*d.Size() >= packLimit {
 			calls = append(calls, []*shardParam{s})
 			continue
 		}
-		i, ok := small[s.dtype]
+		i, ok := small[d]
 		if !ok {
 			i = len(calls)
-			small[s.dtype] = i
+			small[d] = i
 			calls = append(calls, nil)
 		}
 		calls[i] = append(calls[i], s)
@@ -127,15 +135,19 @@ func pack(params []*shardParam) [][]*shardParam {
 
 // prepare lays out what the unit communicates.
 func (u *shardUnit) prepare() {
-	u.calls = pack(u.params)
+	u.calls = pack(u.params, fullDType)
 	var trained []*shardParam
 	for _, s := range u.params {
 		if !s.frozen {
 			trained = append(trained, s)
 		}
 	}
-	u.sums = pack(trained)
+	u.sums = pack(trained, gradDType)
 }
+
+func shardDType(s *shardParam) tensor.DType { return s.dtype }
+func fullDType(s *shardParam) tensor.DType  { return s.fullDType }
+func gradDType(s *shardParam) tensor.DType  { return s.gradDType }
 
 // gather begins to bring the full values.
 func (u *shardUnit) gather(ctx context.Context) error {
@@ -148,7 +160,7 @@ func (u *shardUnit) gather(ctx context.Context) error {
 	for _, call := range u.calls {
 		values, bases := make([]mesh.Tensor, len(call)), make([]*tensor.Tensor, len(call))
 		for i, s := range call {
-			values[i] = mesh.Tensor{Local: s.chunk, Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.sharded}}
+			values[i] = mesh.Tensor{Local: s.toSend(), Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.sharded}}
 			bases[i] = s.base
 		}
 		// All have their memory when the collective begins, and count it as no write.
@@ -165,6 +177,20 @@ func (u *shardUnit) gather(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// toSend returns what the others gather of this rank.
+func (s *shardParam) toSend() *tensor.Tensor {
+	if s.wire == nil {
+		return s.chunk
+	}
+	if v := s.chunk.Version() + 1; s.wireVersion != v {
+		low := s.chunk.To(s.fullDType)
+		s.wire.CopyFrom(low)
+		low.Free()
+		s.wireVersion = v
+	}
+	return s.wire
 }
 
 // arrive waits until the full values are here.
@@ -260,17 +286,17 @@ func (u *shardUnit) lendGrads() {
 		if s.frozen {
 			continue
 		}
-		if _, ok := sizes[s.dtype]; !ok {
-			dtypes = append(dtypes, s.dtype)
+		if _, ok := sizes[s.gradDType]; !ok {
+			dtypes = append(dtypes, s.gradDType)
 		}
-		sizes[s.dtype] += roundUp(s.base.NumElems(), s.dtype)
+		sizes[s.gradDType] += roundUp(s.base.NumElems(), s.gradDType)
 	}
 	for _, d := range dtypes {
 		flat := u.f.arenas.take(u.f, d, sizes[d])
 		u.grads = append(u.grads, flat)
 		offset := 0
 		for _, s := range u.params {
-			if s.frozen || s.dtype != d {
+			if s.frozen || s.gradDType != d {
 				continue
 			}
 			n := s.base.NumElems()
@@ -358,44 +384,37 @@ func (u *shardUnit) land() {
 // have none: one tensor for each dtype.
 func (u *shardUnit) allocateLandings(which int) {
 	trained := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.frozen })
-	for _, views := range layOut(trained, memoryFor(u.f.replicas)) {
-		for s, view := range views {
-			view.SetName(s.name + ".grad")
-			s.landings[which] = view
-			if which == 0 {
-				s.shardGrad = s.local(view)
-				s.shardGrad.SetName(s.name + ".grad")
-			}
+	for s, view := range layOut(trained, gradDType, memoryFor(u.f.replicas)) {
+		view.SetName(s.name + ".grad")
+		s.landings[which] = view
+		if which > 0 {
+			continue
 		}
+		if s.shardGrad = s.local(view); s.gradDType != s.dtype {
+			s.shardGrad = tensor.New(s.device, s.dtype, s.shardGrad.Shape()...)
+		}
+		s.shardGrad.SetName(s.name + ".grad")
 	}
 }
 
-// layOut returns memory of the shapes of the parameters' chunks, one tensor for each dtype.
-func layOut(params []*shardParam, alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor) []map[*shardParam]*tensor.Tensor {
-	var out []map[*shardParam]*tensor.Tensor
-	done := map[tensor.DType]bool{}
-	for _, first := range params {
-		if done[first.dtype] {
-			continue
-		}
-		done[first.dtype] = true
-		size := 0
-		for _, s := range params {
-			if s.dtype == first.dtype {
-				size += roundUp(numElemsOf(s.chunkShape), s.dtype)
-			}
-		}
-		flat, offset, views := alloc(first.device, first.dtype, size), 0, map[*shardParam]*tensor.Tensor{}
-		for _, s := range params {
-			if s.dtype == first.dtype {
-				n := numElemsOf(s.chunkShape)
-				views[s] = flat.Narrow(0, offset, n).Reshape(s.chunkShape...)
-				offset += roundUp(n, s.dtype)
-			}
-		}
-		out = append(out, views)
+// layOut returns memory of the shapes of the parameters' chunks: views of one tensor for each
+// dtype.
+func layOut(params []*shardParam, dtype func(s *shardParam) tensor.DType, alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor) map[*shardParam]*tensor.Tensor {
+	views, sizes := map[*shardParam]*tensor.Tensor{}, map[tensor.DType]int{}
+	for _, s := range params {
+		sizes[dtype(s)] += roundUp(numElemsOf(s.chunkShape), dtype(s))
 	}
-	return out
+	flats := map[tensor.DType]*tensor.Tensor{}
+	for _, s := range params {
+		d, n := dtype(s), numElemsOf(s.chunkShape)
+		if flats[d] == nil {
+			flats[d] = alloc(s.device, d, sizes[d])
+			sizes[d] = 0 // from now on what is given out
+		}
+		views[s] = flats[d].Narrow(0, sizes[d], n).Reshape(s.chunkShape...)
+		sizes[d] += roundUp(n, d)
+	}
+	return views
 }
 
 func numElemsOf(shape []int) int {
@@ -478,14 +497,19 @@ func (u *shardUnit) deliver(ctx context.Context, used func(index int) bool) erro
 		if err := s.reduced.Expect(s.sharded...); err != nil {
 			return fmt.Errorf("fsdp: %w", err)
 		}
+		sum := s.local(s.landing)
+		wide := sum.To(s.dtype)
 		switch {
-		case s.param.Grad() == nil:
-			if u.extra {
-				s.shardGrad.CopyFrom(s.local(s.landing))
-			}
-			s.param.SetGrad(s.shardGrad)
+		case s.param.Grad() != nil:
+			s.param.Grad().Axpy(1, wide)
+		case u.extra || wide != sum:
+			s.shardGrad.CopyFrom(wide)
+			fallthrough
 		default:
-			s.param.Grad().Axpy(1, s.local(s.landing))
+			s.param.SetGrad(s.shardGrad)
+		}
+		if wide != sum {
+			wide.Free()
 		}
 		if err := s.param.GradReady(ctx); err != nil {
 			return err

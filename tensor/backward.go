@@ -257,6 +257,7 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 // takeGrad stores or adds a gradient in the leaf's buffer.
 func (n *node) takeGrad(g *Tensor) {
 	buf, holds := n.leaf.GradBuffer()
+	g = g.To(buf.dtype) // a leaf may collect in another dtype than it has
 	if holds || n.written {
 		buf.Axpy(1, g.Contiguous())
 	} else {
