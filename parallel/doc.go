@@ -40,7 +40,8 @@
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
-//	prediction.go       what a step will take: memory, and bytes between ranks
+//	prediction.go       what a step will take: memory, and bytes between ranks; shard_plan.go
+//	                    runs the passes of an FSDP for it, without ranks
 //	type_check.go       the check of sharding types in the first training pass
 //	mismatch.go         MismatchError: ranks with different models
 //	straggler.go        ranks that the others wait for

@@ -68,6 +68,7 @@ type FSDP struct {
 	grace    time.Duration
 	late     stragglerWatch
 	types    typeCheck
+	plan     *shardPlan // nil but for a prediction
 }
 
 // FSDPOption is an option of [FullyShard].

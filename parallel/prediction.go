@@ -46,13 +46,22 @@ type PredictOptions struct {
 
 // forecast is what a strategy knows of its steps beforehand.
 type forecast struct {
-	model any
+	model    any
+	strategy any // what a dry run calls; nil for the model
 	// shape is the shape of what this rank keeps of a parameter, whole that of its value.
 	shape, whole func(p *nn.Parameter) []int
 	calls        []plannedCall // of a step whose gradients are reduced
 	noSent       error         // why calls are not all that is sent
 	extra        int64         // bytes that are held all the time besides the state and the buffers
-	around       nn.Interceptor
+
+	// Of a strategy whose passes tell what they need: binds reports whether it gives the model
+	// a parameter itself, begin is told the tape of each of the dry runs, of which there are
+	// so many passes, and result returns the calls of the last one, and bytes that are held
+	// all the time.
+	binds  func(p *nn.Parameter) bool
+	begin  func(tape *tensor.Tape)
+	passes int
+	result func() (calls []plannedCall, held int64)
 }
 
 // plannedCall is a collective that a step will make.
@@ -65,7 +74,8 @@ type plannedCall struct {
 // forecaster is a strategy of which a step can be predicted.
 type forecaster interface{ forecast() forecast }
 
-// Predict returns what a training step of a strategy will take. It computes nothing and sends
+// Predict returns what a training step of a strategy will take, from the second one on: an FSDP
+// gathers more in its first step, in which it learns the order of the units. Predict computes nothing and sends
 // nothing. The state and the bytes that are sent are pure functions of the shapes of the model
 // and of how it is spread. The peak comes from a pass on tensor.Meta, in which the memory of
 // every value is counted. Models that read values on the host, or that keep tensors outside of
@@ -79,12 +89,32 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 	f := of.forecast()
 	var p Prediction
 	p.StateBytes = f.stateBytes(o.Optimizer)
-	p.SentBytes, p.NoSent = f.sentBytes()
-	passes, err := f.dryRun(ctx, o)
+	held, err := f.dryRuns(ctx, o)
 	if p.NoPeak = err; err == nil {
-		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + passes
+		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + held
+	}
+	if f.result != nil && err != nil {
+		p.NoSent = err
+	} else {
+		p.SentBytes, p.NoSent = f.sentBytes()
 	}
 	return p
+}
+
+// dryRuns returns the most bytes that a step holds besides what is held all the time, and adds
+// the calls that the passes make.
+func (f *forecast) dryRuns(ctx context.Context, o PredictOptions) (held int64, err error) {
+	for range max(1, f.passes) {
+		if held, err = f.dryRun(ctx, o); err != nil {
+			return 0, err
+		}
+	}
+	if f.result != nil {
+		calls, kept := f.result()
+		f.calls = append(f.calls, calls...)
+		held += kept
+	}
+	return held, nil
 }
 
 // stateBytes returns the bytes of this rank's parameters, gradients and optimizer state.
@@ -148,10 +178,14 @@ func (f *forecast) dryRun(ctx context.Context, o PredictOptions) (peak int64, er
 	for _, i := range o.Around {
 		inner = inner.With(i)
 	}
-	if f.around != nil {
-		inner = inner.With(f.around)
+	if f.begin != nil {
+		f.begin(c.Tape())
 	}
-	loss := o.Loss(inner.With(&shapesOnly{whole: f.whole, leaves: map[*nn.Parameter]*tensor.Tensor{}}), f.model)
+	model := f.strategy
+	if model == nil {
+		model = f.model
+	}
+	loss := o.Loss(inner.With(&shapesOnly{whole: f.whole, binds: f.binds, leaves: map[*nn.Parameter]*tensor.Tensor{}}), model)
 	if err := loss.Backward(ctx); err != nil {
 		return 0, err
 	}
@@ -175,6 +209,7 @@ func onMeta(buffers []*nn.Buffer) (restore func()) {
 // shapesOnly is an interceptor under which parameters have their shapes and no data.
 type shapesOnly struct {
 	whole  func(p *nn.Parameter) []int
+	binds  func(p *nn.Parameter) bool
 	leaves map[*nn.Parameter]*tensor.Tensor
 }
 
@@ -182,7 +217,10 @@ func (*shapesOnly) InterceptCall(c *nn.Ctx, _ any, x []*tensor.Tensor, next func
 	return next(c, x)
 }
 
-func (s *shapesOnly) InterceptParam(c *nn.Ctx, p *nn.Parameter, _ func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+func (s *shapesOnly) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	if s.binds != nil && s.binds(p) {
+		return next(c)
+	}
 	if t := s.leaves[p]; t != nil {
 		return t
 	}
@@ -236,7 +274,7 @@ func (d *DDP) forecast() forecast {
 	shared := d.group.LocalSize() > 1
 	for _, s := range r.shared {
 		f.extra += sizeOf(s.flat.Shape(), s.flat.DType())
-		f.calls = append(f.calls, plannedCall{group: d.group, call: operation.Call{Op: operation.Broadcast, DType: operation.DType(s.flat.DType()), Count: s.flat.NumElems()}})
+		f.calls = append(f.calls, broadcastOf(d.group, s))
 	}
 	for _, b := range r.buckets {
 		flat := b.flat
@@ -247,4 +285,9 @@ func (d *DDP) forecast() forecast {
 		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows.sparse[0].Name())
 	}
 	return f
+}
+
+// broadcastOf is the call that gives all ranks rank 0's buffers.
+func broadcastOf(group *dist.Group, s *bufferSync) plannedCall {
+	return plannedCall{group: group, call: operation.Call{Op: operation.Broadcast, DType: operation.DType(s.flat.DType()), Count: s.flat.NumElems()}}
 }

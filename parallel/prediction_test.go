@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -77,31 +78,59 @@ var predictable = map[string]func() nn.Module{
 	"tied": func() nn.Module { return newTiedToy() },
 }
 
+// predictedStrategies spread a model over all ranks of a group, whose number they name.
+var predictedStrategies = map[string]struct {
+	numRanks []int
+	spread   func(ctx context.Context, model any, g *dist.Group) (Strategy, error)
+}{
+	"ddp": {[]int{1, 2, 3, 4}, func(ctx context.Context, model any, g *dist.Group) (Strategy, error) {
+		return NewDDP(ctx, model, g, small)
+	}},
+	"fsdp":       {[]int{1, 2, 3, 4}, fullyShardOver([]mesh.Axis{{Name: shardAxis}})},
+	"fsdp, kept": {[]int{3}, fullyShardOver([]mesh.Axis{{Name: shardAxis}}, WithReshard(Never))},
+	"fsdp, units": {[]int{2, 4}, fullyShardOver([]mesh.Axis{{Name: shardAxis}}, WithPolicy(ByFunc(func(path string, _ any) bool {
+		return path == "Hidden.0" || path == "Hidden.2" || path == "Norm" || path == "Frozen"
+	})))},
+	"hsdp": {[]int{2, 4}, fullyShardOver([]mesh.Axis{{Name: replicateAxis, Size: 2}, {Name: shardAxis}})},
+}
+
+func fullyShardOver(axes []mesh.Axis, opts ...FSDPOption) func(ctx context.Context, model any, g *dist.Group) (Strategy, error) {
+	return func(ctx context.Context, model any, g *dist.Group) (Strategy, error) {
+		m, err := mesh.New(ctx, g, axes...)
+		if err != nil {
+			return nil, err
+		}
+		return FullyShard(ctx, model, m, opts...)
+	}
+}
+
 // TestPrediction: what was predicted is what a step takes: the bytes that the transport counts,
 // the state that the tensors hold, and the most that the values of the passes hold, each to the
 // byte.
 func TestPrediction(t *testing.T) {
-	for name, newModel := range predictable {
-		for _, numRanks := range []int{1, 2, 3, 4} {
-			t.Run(fmt.Sprintf("%s/%d", name, numRanks), func(t *testing.T) {
-				err := dist.Spawn(t.Context(), numRanks, func(ctx context.Context, g *dist.Group) error {
-					model := newModel()
-					ddp, err := NewDDP(ctx, model, g, small)
-					if err != nil {
-						return err
-					}
-					var trained []*nn.Parameter
-					for _, p := range nn.Parameters(model) {
-						if !p.Frozen {
-							trained = append(trained, p)
+	for strategy, how := range predictedStrategies {
+		for name, newModel := range predictable {
+			for _, numRanks := range how.numRanks {
+				t.Run(fmt.Sprintf("%s/%s/%d", strategy, name, numRanks), func(t *testing.T) {
+					err := dist.Spawn(t.Context(), numRanks, func(ctx context.Context, g *dist.Group) error {
+						model := newModel()
+						s, err := how.spread(ctx, model, g)
+						if err != nil {
+							return err
 						}
+						var trained []*nn.Parameter
+						for _, p := range nn.Parameters(model) {
+							if !p.Frozen {
+								trained = append(trained, p)
+							}
+						}
+						return comparePrediction(ctx, g, s, model, optim.NewAdamW(trained, optim.AdamWOptions{}))
+					})
+					if err != nil {
+						t.Error(err)
 					}
-					return comparePrediction(ctx, g, ddp, model, optim.NewAdamW(trained, optim.AdamWOptions{}))
 				})
-				if err != nil {
-					t.Error(err)
-				}
-			})
+			}
 		}
 	}
 }
@@ -119,7 +148,8 @@ func comparePrediction(ctx context.Context, g *dist.Group, s Strategy, model nn.
 		return fmt.Errorf("the prediction has changed the model")
 	}
 	passes := want.PeakBytes - want.StateBytes - bufferBytes(model) - s.(forecaster).forecast().extra
-	for range 2 {
+	_, sharded := s.(*FSDP)
+	for step := range 3 {
 		if err := g.Barrier(ctx); err != nil {
 			return err
 		}
@@ -140,10 +170,14 @@ func comparePrediction(ctx context.Context, g *dist.Group, s Strategy, model nn.
 		if state := measuredState(model, opt); state != want.StateBytes {
 			return fmt.Errorf("the state has %d bytes, predicted were %d", state, want.StateBytes)
 		}
+		if sharded && step == 0 {
+			continue // in which the order of the units is learned
+		}
 		if sent != want.SentBytes || sent == 0 && g.Size() > 1 {
 			return fmt.Errorf("%d bytes were sent, predicted were %d", sent, want.SentBytes)
 		}
-		if peak != passes {
+		// The memory of full values is not on the tape: package bench compares the whole.
+		if !sharded && peak != passes {
 			return fmt.Errorf("the values of the passes have held %d bytes, predicted were %d", peak, passes)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"weak"
 
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -418,6 +419,10 @@ func (f *FSDP) agree(ctx context.Context, p *shardPass, used []int64) func() ([]
 	story := p.story()
 	own := append([]int64{int64(crc32.Checksum(story, crc32.MakeTable(crc32.Castagnoli))), int64(len(story))}, used...)
 	world := f.mesh.World()
+	if f.plan != nil {
+		f.plan.note(plannedCall{group: world, call: operation.Call{Op: operation.AllGather, DType: operation.Int64, Count: len(own)}})
+		return func() ([]int64, error) { return used, nil }
+	}
 	all := tensor.New(tensor.CPU(), tensor.Int64, world.Size(), len(own))
 	mine := tensor.FromInt64(own)
 	work := world.AllGatherAsync(ctx, all, mine)

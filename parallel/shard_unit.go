@@ -157,6 +157,7 @@ func (u *shardUnit) gather(ctx context.Context) error {
 	if u.broken {
 		return fmt.Errorf("fsdp: gather %s: an earlier gather has failed: begin again from a checkpoint with a new group", u.name())
 	}
+	u.f.plan.count(u.fullBytes())
 	for _, call := range u.calls {
 		values, bases := make([]mesh.Tensor, len(call)), make([]*tensor.Tensor, len(call))
 		for i, s := range call {
@@ -167,7 +168,7 @@ func (u *shardUnit) gather(ctx context.Context) error {
 		var restore func(i int) error
 		restore = func(i int) error {
 			if i == len(bases) {
-				u.coming = append(u.coming, mesh.AllGatherAsync(ctx, shardAxis, bases, values...))
+				u.coming = append(u.coming, u.f.allGather(ctx, bases, values))
 				return nil
 			}
 			return bases[i].Restore(func(*tensor.Tensor) error { return restore(i + 1) })
@@ -245,6 +246,7 @@ func (u *shardUnit) release() {
 		s.base.Release()
 		s.at = s.sharded
 	}
+	u.f.plan.count(-u.fullBytes())
 }
 
 // settle ends gathers that nobody has waited for. It waits for them until ctx ends.
@@ -356,7 +358,7 @@ func (u *shardUnit) reduce(ctx context.Context, used []int64) {
 			values[i] = mesh.Tensor{Local: s.paddedGrad, Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.owing}}
 			dsts[i] = s.landing
 		}
-		u.reducing = append(u.reducing, mesh.ReduceScatterAsync(ctx, shardAxis, call[0].dim, dsts, values...))
+		u.reducing = append(u.reducing, u.f.reduceScatter(ctx, call[0].dim, dsts, values))
 	}
 }
 
@@ -464,7 +466,7 @@ func (u *shardUnit) scattered(ctx context.Context) error {
 		for i, s := range call {
 			values[i] = s.reduced
 		}
-		u.summing = append(u.summing, mesh.AllReduceAsync(ctx, replicateAxis, values...))
+		u.summing = append(u.summing, u.f.allReduce(ctx, values))
 	}
 	return nil
 }
@@ -555,6 +557,7 @@ func (a *arenas) take(f *FSDP, d tensor.DType, numElems int) *tensor.Tensor {
 		a.free = slices.Delete(a.free, best, best+1)
 		return t
 	}
+	f.plan.keep(numElems * d.Size())
 	return memoryFor(f.shards)(f.device, d, numElems)
 }
 

@@ -24,6 +24,8 @@ with a batch of its own. Its work is the same for every number of ranks.
   single  every rank trains a model of its own: what the machine allows without
           communication
   ddp     a replica on every rank
+  fsdp    a shard of each parameter, its gradient and its state on every rank
+  hsdp    two ranks share a replica among themselves
 
   gpt    4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
   mlp    784-1024-1024-10, batch 256, SGD

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,6 +44,8 @@ func TestBench(t *testing.T) {
 		{"ddp --ranks 1 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 1., "threads": 1.}},
 		{"ddp --ranks 2 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 2., "threads": 1.}},
 		{"shard --model mlp --batch 1 --ranks 2 --steps 1", 1, fields{"bench": "shard", "case": "ddp", "model": "mlp", "ranks": 2., "threads": 1., "sent_bytes": 7454784., "predicted_sent_bytes": 7454784.}},
+		{"shard --strategy fsdp --batch 1 --ranks 2 --steps 1", 1, fields{"case": "fsdp", "model": "gpt"}},
+		{"shard --model llama --strategy hsdp --batch 1 --ranks 4 --steps 1", 1, fields{"case": "hsdp", "ranks": 4.}},
 		{"shard --model mlp --strategy single --batch 1 --ranks 1 --steps 1 --threads 2", 1, fields{"case": "single", "threads": 2., "state_bytes": 14909520., "predicted_state_bytes": 14909520., "sent_bytes": 0.}},
 		{"collectives --ranks 2 --bytes 4,64 --ops all_reduce,sendrecv,barrier --reps 2", 9, fields{"bench": "collectives", "case": "all_reduce", "ranks": 2., "bytes": 4., "backend": "native", "memory": "shared"}},
 		{"collectives --ranks 3 --transport tcp --bytes 8 --ops barrier,all_gather --memory private --reps 2", 2,
@@ -75,6 +78,7 @@ func TestBench(t *testing.T) {
 			if us, ok := got["median_us"].(float64); !ok || us <= 0 {
 				t.Errorf("cohort bench %s: no median in %s", tt.args, line)
 			}
+			checkPredicted(t, tt.args, got)
 			for k, v := range tt.want {
 				if i == 0 && got[k] != v {
 					t.Errorf("cohort bench %s: %s is %v, want %v", tt.args, k, got[k], v)
@@ -85,6 +89,19 @@ func TestBench(t *testing.T) {
 	out := cohortProcess(t, "bench ddp --ranks 2 --steps 1")
 	if strings.Count(out, "\n") != 1 || !strings.Contains(out, " 2 ranks ") {
 		t.Errorf("the text for people is %q", out)
+	}
+}
+
+// checkPredicted compares what a bench has measured with what it has predicted: a rank is a process
+// of its own here, so its memory is too.
+func checkPredicted(t *testing.T, args string, got map[string]any) {
+	t.Helper()
+	for name, within := range map[string]float64{"state_bytes": 0.05, "peak_bytes": 0.1, "sent_bytes": 0} {
+		measured, ok := got[name].(float64)
+		predicted, _ := got["predicted_"+name].(float64)
+		if ok && math.Abs(measured-predicted) > within*predicted {
+			t.Errorf("cohort bench %s: %s is %.0f, predicted was %.0f", args, name, measured, predicted)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -31,7 +32,7 @@ func ShardModels() []string { return []string{"gpt", "mlp", "llama"} }
 // ShardStrategies are the ways in which Shard spreads a model over the ranks. Under
 // single, every rank trains a model of its own, at the same time as the others: what the
 // machine allows without communication.
-func ShardStrategies() []string { return []string{"single", "ddp"} }
+func ShardStrategies() []string { return []string{"single", "ddp", "fsdp", "hsdp"} }
 
 // Validate reports the first option that makes no sense.
 func (o ShardOptions) Validate() error {
@@ -110,12 +111,25 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	}, nil
 }
 
-// newStrategy spreads a model over the ranks of a group.
+// newStrategy spreads a model over the ranks of a group. Under hsdp two ranks share a model,
+// and there are as many models as the ranks need.
 func newStrategy(ctx context.Context, model any, group *dist.Group, name string) (parallel.Strategy, error) {
-	if name == "single" {
+	var axes []mesh.Axis
+	switch name {
+	case "single":
 		return parallel.NewSingle(model)
+	case "ddp":
+		return parallel.NewDDP(ctx, model, group)
+	case "fsdp":
+		axes = []mesh.Axis{{Name: "fsdp"}}
+	default:
+		axes = []mesh.Axis{{Name: "replicate"}, {Name: "fsdp", Size: min(2, group.Size())}}
 	}
-	return parallel.NewDDP(ctx, model, group)
+	m, err := mesh.New(ctx, group, axes...)
+	if err != nil {
+		return nil, fmt.Errorf("bench shard: %w", err)
+	}
+	return parallel.FullyShard(ctx, model, m)
 }
 
 // sharded is what steps of a rank took.

@@ -16,7 +16,8 @@ func TestShard(t *testing.T) {
 	for _, o := range []ShardOptions{
 		{Model: "mlp", Strategy: "single", DType: "float32", Batch: 2, Steps: 1},
 		{Model: "gpt", Strategy: "ddp", DType: "float32", Batch: 1, Steps: 1},
-		{Model: "llama", Strategy: "ddp", DType: "bfloat16", Batch: 1, Steps: 1},
+		{Model: "llama", Strategy: "fsdp", DType: "bfloat16", Batch: 1, Steps: 1},
+		{Model: "mlp", Strategy: "hsdp", DType: "float32", Batch: 2, Steps: 1},
 	} {
 		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
 			r, err := Shard(ctx, g, o)
