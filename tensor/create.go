@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -68,6 +69,15 @@ func (c Creation) Full(value float64, shape ...int) *Tensor {
 // them. What is in it before is some earlier value's.
 func (c Creation) Empty(dtype DType, shape ...int) *Tensor {
 	return alloc(nil, c.dev, dtype, shape, false).unset()
+}
+
+// Released returns a tensor that has no memory until [Tensor.Restore] gives it some, as
+// after [Tensor.Release].
+func (c Creation) Released(dtype DType, shape ...int) *Tensor {
+	wantSizes("new", nil, shape)
+	shape = slices.Clone(shape)
+	s := &storage{dev: c.dev, mem: device.Memory{Size: numElems(shape) * dtype.Size()}, state: released}
+	return &Tensor{storage: s, shape: shape, strides: denseStrides(shape), dtype: dtype}
 }
 
 // FromFloat32 returns a tensor with a copy of data in row-major order. No shape

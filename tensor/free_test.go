@@ -32,3 +32,22 @@ func TestFree(t *testing.T) {
 	}
 	runtime.GC()
 }
+
+// TestReleasedFromTheStart: a tensor can be made without memory, and views of it; they have
+// values when it is restored.
+func TestReleasedFromTheStart(t *testing.T) {
+	before, _ := MemoryInUse()
+	x := On(CPU()).Released(Float32, 3, 4)
+	x.SetName("weight")
+	row := x.Narrow(0, 1, 1)
+	if now, _ := MemoryInUse(); now != before || !x.IsReleased() || !row.IsReleased() {
+		t.Errorf("%d bytes are held", now-before)
+	}
+	mustFail(t, "weight", func() { row.Float32s() })
+	if err := x.Restore(func(x *Tensor) error { x.Fill(2); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := row.Float32s(); len(got) != 4 || got[3] != 2 {
+		t.Errorf("a view of it is %v", got)
+	}
+}

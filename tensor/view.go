@@ -7,8 +7,11 @@ import "slices"
 // view returns another look at t's storage, recorded as op. dims are those of t
 // that it concerns, for an observer.
 func (t *Tensor) view(op string, offset int, shape, strides, dims []int, back func(b *backprop, g *Tensor)) *Tensor {
-	t.check(op)
+	t.wantNotFreed(op)
 	v := &Tensor{storage: t.storage, offset: offset, shape: shape, strides: strides, dtype: t.dtype, tape: t.tape}
+	if t.storage.state == released { // it may be made, and not be read: then it is known whose it is
+		v.name = t.name
+	}
 	if t.tape != nil && t.tape.observer != nil {
 		t.tape.observe(op, v, dims, t)
 	}
