@@ -137,15 +137,18 @@ func (f *FSDP) sketch() *FSDP {
 
 // sketch returns a copy of a parameter on tensor.Meta.
 func (s *shardParam) sketch(u *shardUnit) *shardParam {
-	meta := func(shape []int) *tensor.Tensor {
-		t := tensor.New(tensor.Meta, s.dtype, shape...)
+	meta := func(dtype tensor.DType, shape []int) *tensor.Tensor {
+		t := tensor.New(tensor.Meta, dtype, shape...)
 		t.SetName(s.name)
 		return t
 	}
 	r := &shardParam{
 		name: s.name, unit: u, index: s.index, dim: s.dim, shape: s.shape, dtype: s.dtype, frozen: s.frozen,
-		padded: s.padded, chunkShape: s.chunkShape, device: tensor.Meta, sharded: s.sharded, owing: s.owing, whole: s.whole,
-		chunk: meta(s.chunkShape), base: meta(s.padded),
+		fullDType: s.fullDType, gradDType: s.gradDType, padded: s.padded, chunkShape: s.chunkShape, device: tensor.Meta, sharded: s.sharded, owing: s.owing, whole: s.whole,
+		chunk: meta(s.dtype, s.chunkShape), base: meta(s.fullDType, s.padded),
+	}
+	if s.wire != nil {
+		r.wire = meta(s.fullDType, s.chunkShape)
 	}
 	r.data = r.chunk.Narrow(s.dim, 0, s.data.Dim(s.dim))
 	r.full = r.base.Narrow(s.dim, 0, s.shape[s.dim])
