@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -358,7 +359,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 				}
 				for _, b := range nativeOf(ddp).buckets {
 					b.flat.Fill(7)
-					b.work = g.AllReduceAsync(ctx, b.flat, dist.Sum)
+					b.work = mesh.AllReduceAsync(ctx, replicateAxis, b.owing...)
 				}
 				<-looked
 				return nil
@@ -384,7 +385,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 			}
 			for _, b := range nativeOf(ddp).buckets[:nativeOf(ddp).launched] {
 				if late {
-					if err := b.work.Wait(ctx); err != nil {
+					if _, err := b.work.Wait(ctx); err != nil {
 						return err
 					}
 					if g := b.params[0].Grad(); g != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -22,14 +23,16 @@ type bucket struct {
 	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
 	unused  []int            // the parameters that this rank has none of in the present pass
 	missing int              // gradients that have not come yet
-	work    *dist.Work
-	reduced bool // what it holds is the same on every rank
+	work    *mesh.Pending
+	owing   []mesh.Tensor // flat, of which each rank holds a part of the sum
+	reduced bool          // what it holds is the same on every rank
 }
 
 // nativeReducer averages gradients in buckets that the backward pass writes right
 // into.
 type nativeReducer struct {
 	group    *dist.Group
+	mesh     *mesh.Mesh // of one axis, replicateAxis
 	buckets  []*bucket
 	bucketOf map[*nn.Parameter]*bucket
 	shared   []*bufferSync // nil when buffers are left alone
@@ -58,7 +61,11 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 			return nil, besidePyTorch(fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err))
 		}
 	}
-	r := &nativeReducer{group: group, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", group: group}, grace: abandonTime}
+	replicas, err := mesh.New(ctx, group, mesh.Axis{Name: replicateAxis, Size: group.Size()})
+	if err != nil {
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
+	r := &nativeReducer{group: group, mesh: replicas, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", group: group}, grace: abandonTime}
 	if !o.localBuffers && group.Size() > 1 {
 		r.shared = newBufferSyncs(model)
 	}
@@ -98,6 +105,12 @@ func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
 	like := params[0].Data()
 	b := &bucket{params: params, flat: memoryFor(r.group)(like.Device(), like.DType(), numElems+len(params))}
 	b.used = b.flat.Narrow(0, numElems, len(params))
+	if len(params) == 1 {
+		b.flat.SetName(params[0].Name() + ".grad")
+	} else {
+		b.flat.SetName(fmt.Sprintf("the gradients from %s to %s", params[0].Name(), params[len(params)-1].Name()))
+	}
+	b.owing = []mesh.Tensor{{Local: b.flat, Layout: mesh.Layout{Mesh: r.mesh, Shape: b.flat.Shape(), Placements: []mesh.Placement{mesh.Partial(dist.Sum)}}}}
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()
@@ -215,7 +228,7 @@ func (r *nativeReducer) launch(ctx context.Context) {
 		for _, i := range b.unused {
 			b.used.Narrow(0, i, 1).Fill(0)
 		}
-		b.work = r.group.AllReduceAsync(ctx, b.flat, dist.Sum)
+		b.work = mesh.AllReduceAsync(ctx, replicateAxis, b.owing...)
 		r.launched++
 	}
 }
@@ -244,7 +257,11 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	wait := context.WithoutCancel(ctx)
 	for i, b := range r.buckets {
-		if err := b.work.Wait(wait); err != nil && first == nil {
+		sums, err := b.work.Wait(wait)
+		if err == nil {
+			err = sums[0].Expect(mesh.Replicate())
+		}
+		if err != nil && first == nil {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
 				i, len(r.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
 		}
@@ -286,14 +303,13 @@ func (r *nativeReducer) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), r.grace)
 	defer cancel()
 	for _, b := range r.buckets[:r.launched] {
-		_ = b.work.Wait(ctx) // the pass has an error
-		select {
-		case <-b.work.Done():
-		default: // the bucket keeps its memory to itself
-			for i, p := range b.params {
-				if buf, _ := p.GradBuffer(); buf == b.views[i] {
-					p.SetGradBuffer(nil)
-				}
+		_, _ = b.work.Wait(ctx) // the pass has an error
+		if b.work.Ended() {
+			continue
+		}
+		for i, p := range b.params { // the bucket keeps its memory to itself
+			if buf, _ := p.GradBuffer(); buf == b.views[i] {
+				p.SetGradBuffer(nil)
 			}
 		}
 	}

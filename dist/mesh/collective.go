@@ -38,13 +38,25 @@ func (p *Pending) Wait(ctx context.Context) ([]Tensor, error) {
 // at once.
 func Planned(results ...Tensor) *Pending { return &Pending{out: results} }
 
-// Ended reports whether the collective has ended: nothing reads or writes its tensors.
-func (p *Pending) Ended() bool {
+// Done is closed when the collective has ended: nothing reads or writes its tensors.
+func (p *Pending) Done() <-chan struct{} {
 	if p.err != nil || p.work == nil {
-		return true
+		return ended
 	}
+	return p.work.Done()
+}
+
+// ended is the Done of collectives that sent nothing.
+var ended = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Ended reports whether the collective has ended.
+func (p *Pending) Ended() bool {
 	select {
-	case <-p.work.Done():
+	case <-p.Done():
 		return true
 	default:
 		return false
