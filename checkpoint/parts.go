@@ -48,7 +48,7 @@ func (p Part) check() error {
 		return nil
 	}
 	if !p.Mesh.IsMember() {
-		return fmt.Errorf("lies on the mesh %v, and this rank is not in it: leave the tensor out here", p.Mesh)
+		return fmt.Errorf("lies on a mesh of the axes %v, and this rank is not in it: leave the tensor out here", p.Mesh.Axes())
 	}
 	for i, pl := range p.Placements {
 		if _, ok := pl.IsShard(); !ok && !pl.IsReplicate() {

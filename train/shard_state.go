@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -28,12 +29,16 @@ func isShard(l mesh.Layout) bool {
 	return slices.ContainsFunc(l.Placements, func(p mesh.Placement) bool { return !p.IsReplicate() })
 }
 
-// parts returns what this rank holds of tensors that are saved: parameters as the
-// strategy has laid them out, and everything else whole.
-func (r *trainer[B]) parts(tensors nn.NamedTensors) []checkpoint.Part {
+// ModelParts returns what this rank holds of a model's state, by the model's own names:
+// what [checkpoint.WriteParts] saves and [checkpoint.Checkpoint.LoadParts] loads.
+func ModelParts(model parallel.Strategy) []checkpoint.Part { return partsOf(model, model.StateDict()) }
+
+// partsOf returns what this rank holds of tensors: of parameters of a model what the
+// strategy says, and everything else whole.
+func partsOf(model parallel.Strategy, tensors nn.NamedTensors) []checkpoint.Part {
 	layouts := make(map[*tensor.Tensor]mesh.Layout)
-	for _, p := range nn.Parameters(r.model) {
-		layouts[p.Data()] = r.model.Layout(p)
+	for _, p := range nn.Parameters(model) {
+		layouts[p.Data()] = model.Layout(p)
 	}
 	var parts []checkpoint.Part
 	for _, t := range tensors {
@@ -50,17 +55,15 @@ func part(t nn.NamedTensor, l mesh.Layout) checkpoint.Part {
 	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: l}}
 }
 
-func (r *trainer[B]) weightParts() []checkpoint.Part { return r.parts(r.weights()) }
-
-// optimizerParts returns what this rank holds of the optimizer's state: KIND.PARAMETER
-// lies as the parameter does, and its count of updates is whole.
-func (r *trainer[B]) optimizerParts() []checkpoint.Part {
+// OptimizerParts returns what this rank holds of the state of a model's optimizer. A
+// state lies as its parameter does, and counts of updates are whole.
+func OptimizerParts(model parallel.Strategy, opt optim.Optimizer) []checkpoint.Part {
 	layouts := make(map[string]mesh.Layout)
-	for _, p := range nn.Parameters(r.model) {
-		layouts[p.Name()] = r.model.Layout(p)
+	for _, p := range nn.Parameters(model) {
+		layouts[p.Name()] = model.Layout(p)
 	}
 	var parts []checkpoint.Part
-	for _, t := range r.opt.State() {
+	for _, t := range opt.State() {
 		kind, name, _ := strings.Cut(t.Name, ".")
 		l := layouts[name]
 		if kind == "step" {
@@ -70,6 +73,10 @@ func (r *trainer[B]) optimizerParts() []checkpoint.Part {
 	}
 	return parts
 }
+
+func (r *trainer[B]) weightParts() []checkpoint.Part { return partsOf(r.model, r.weights()) }
+
+func (r *trainer[B]) optimizerParts() []checkpoint.Part { return OptimizerParts(r.model, r.opt) }
 
 // sharding says what is sharded over what, and what a rank holds of it; "" where nothing
 // is.
