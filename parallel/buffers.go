@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -52,17 +51,17 @@ func newBufferSyncs(model any) []*bufferSync {
 }
 
 // broadcast replaces every rank's buffers by rank 0's.
-func (s *bufferSync) broadcast(ctx context.Context, group *dist.Group) error {
-	if group.Rank() == 0 {
+func (s *bufferSync) broadcast(ctx context.Context, r ranks) error {
+	if r.group().Rank() == 0 {
 		for i, b := range s.buffers {
 			s.views[i].CopyFrom(b.Data)
 		}
 	}
-	if err := group.Broadcast(ctx, s.flat, 0); err != nil {
+	if err := r.broadcast(ctx, s.flat); err != nil {
 		return fmt.Errorf("ddp: broadcast %d buffers (%s … %s) from rank 0: %w",
 			len(s.buffers), s.buffers[0].Name(), s.buffers[len(s.buffers)-1].Name(), err)
 	}
-	if group.Rank() != 0 {
+	if r.group().Rank() != 0 {
 		for i, b := range s.buffers {
 			b.Data.CopyFrom(s.views[i])
 		}

@@ -238,10 +238,8 @@ func TestBucketsAreReducedDuringBackward(t *testing.T) {
 				return fmt.Errorf("the embedding is not in bucket %d", last)
 			}
 			for i, b := range nativeOf(ddp).buckets[:last] {
-				select {
-				case <-b.work.Done():
-				case <-ctx.Done():
-					return fmt.Errorf("bucket %d does not arrive while backward waits: %w", i, context.Cause(ctx))
+				if _, err := b.work.Wait(ctx); err != nil {
+					return fmt.Errorf("bucket %d does not arrive while backward waits: %w", i, err)
 				}
 			}
 			return nil

@@ -40,6 +40,7 @@
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
+//	ranks.go            typed collectives over all ranks of a group
 //	prediction.go       what a step will take: memory, and bytes between ranks; shard_plan.go
 //	                    runs the passes of an FSDP for it, without ranks
 //	type_check.go       the check of sharding types in the first training pass

@@ -48,6 +48,7 @@ type FSDP struct {
 	mesh     *mesh.Mesh
 	shards   *dist.Group // of the axis fsdp
 	replicas *dist.Group // of the axis replicate; nil without
+	world    ranks       // all of the mesh
 	device   tensor.Device
 
 	units      []*shardUnit                  `name:"-"` // the model itself is the first
@@ -135,6 +136,9 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	if err == nil {
 		err = f.join()
 	}
+	if err == nil {
+		f.world, err = newRanks(ctx, m.World(), worldAxis)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
@@ -152,16 +156,10 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 
 // distribute gives all ranks the state of rank 0, and then each its shards.
 func (f *FSDP) distribute(ctx context.Context) error {
-	world := f.mesh.World()
-	for _, s := range nn.StateDict(f.Model) {
-		if s.Tensor.Device() == tensor.Meta {
-			continue
-		}
-		if err := world.Broadcast(ctx, s.Tensor, 0); err != nil {
-			return fmt.Errorf("broadcast %s from rank 0: %w", s.Name, err)
-		}
+	if err := f.world.shareState(ctx, f.Model); err != nil {
+		return err
 	}
-	if world.Size() > 1 {
+	if f.world.group().Size() > 1 {
 		f.shared = newBufferSyncs(f.Model)
 	}
 	for _, u := range f.units {
@@ -250,7 +248,7 @@ func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
 			f.paramOf[p] = s
 		}
 	}
-	f.rows = rowSync{by: "fsdp", group: f.mesh.World()}
+	f.rows = rowSync{by: "fsdp", ranks: f.world}
 	for _, p := range nn.Parameters(f.Model) {
 		s := f.paramOf[p]
 		switch {
@@ -543,7 +541,7 @@ func (f *FSDP) ClipGradNorm(ctx context.Context, params []*nn.Parameter, maxNorm
 // SyncBuffers gives every rank rank 0's buffers. Training passes begin with it.
 func (f *FSDP) SyncBuffers(ctx context.Context) error {
 	for _, s := range f.shared {
-		if err := s.broadcast(ctx, f.mesh.World()); err != nil {
+		if err := s.broadcast(ctx, f.world); err != nil {
 			return err
 		}
 	}

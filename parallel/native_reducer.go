@@ -31,8 +31,7 @@ type bucket struct {
 // nativeReducer averages gradients in buckets that the backward pass writes right
 // into.
 type nativeReducer struct {
-	group    *dist.Group
-	mesh     *mesh.Mesh // of one axis, replicateAxis
+	ranks    ranks // on one axis, replicateAxis
 	buckets  []*bucket
 	bucketOf map[*nn.Parameter]*bucket
 	shared   []*bufferSync // nil when buffers are left alone
@@ -56,16 +55,14 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err := verifySame(ctx, group, model, "ddp"); err != nil {
 		return nil, besidePyTorch(err)
 	}
-	for _, s := range nn.StateDict(model) {
-		if err := group.Broadcast(ctx, s.Tensor, 0); err != nil {
-			return nil, besidePyTorch(fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err))
-		}
+	all, err := newRanks(ctx, group, replicateAxis)
+	if err == nil {
+		err = all.shareState(ctx, model)
 	}
-	replicas, err := mesh.New(ctx, group, mesh.Axis{Name: replicateAxis, Size: group.Size()})
 	if err != nil {
-		return nil, fmt.Errorf("ddp: %w", err)
+		return nil, besidePyTorch(fmt.Errorf("ddp: %w", err))
 	}
-	r := &nativeReducer{group: group, mesh: replicas, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", group: group}, grace: abandonTime}
+	r := &nativeReducer{ranks: all, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", ranks: all}, grace: abandonTime}
 	if !o.localBuffers && group.Size() > 1 {
 		r.shared = newBufferSyncs(model)
 	}
@@ -103,14 +100,14 @@ func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
 		numElems += p.Data().NumElems()
 	}
 	like := params[0].Data()
-	b := &bucket{params: params, flat: memoryFor(r.group)(like.Device(), like.DType(), numElems+len(params))}
+	b := &bucket{params: params, flat: memoryFor(r.ranks.group())(like.Device(), like.DType(), numElems+len(params))}
 	b.used = b.flat.Narrow(0, numElems, len(params))
 	if len(params) == 1 {
 		b.flat.SetName(params[0].Name() + ".grad")
 	} else {
 		b.flat.SetName(fmt.Sprintf("the gradients from %s to %s", params[0].Name(), params[len(params)-1].Name()))
 	}
-	b.owing = []mesh.Tensor{{Local: b.flat, Layout: mesh.Layout{Mesh: r.mesh, Shape: b.flat.Shape(), Placements: []mesh.Placement{mesh.Partial(dist.Sum)}}}}
+	b.owing = []mesh.Tensor{r.ranks.value(b.flat, mesh.Partial(dist.Sum), b.flat.Shape()...)}
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()
@@ -136,7 +133,7 @@ func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
 
 func (r *nativeReducer) syncBuffers(ctx context.Context) error {
 	for _, s := range r.shared {
-		if err := s.broadcast(ctx, r.group); err != nil {
+		if err := s.broadcast(ctx, r.ranks); err != nil {
 			return err
 		}
 	}
@@ -153,7 +150,7 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 		return nil
 	}
 	// The average is a sum of gradients that are small from the start.
-	c.Tape().ScaleGrads(1 / float64(r.group.Size()))
+	c.Tape().ScaleGrads(1 / float64(r.ranks.group().Size()))
 	r.checkTypes(c.Tape())
 	if !sync {
 		return nil
@@ -186,7 +183,7 @@ func (r *nativeReducer) begin(sync bool) error {
 		b.reduced = false
 		for i, p := range b.params {
 			if p.Grad() != nil {
-				b.views[i].Scale(1 / float64(r.group.Size()))
+				b.views[i].Scale(1 / float64(r.ranks.group().Size()))
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func planned(f *FSDP, axis string, p mesh.Placement, dsts []*tensor.Tensor, valu
 func (f *FSDP) sketch() *FSDP {
 	g := &FSDP{
 		Model: f.Model, mesh: f.mesh, shards: f.shards, replicas: f.replicas, device: tensor.Meta,
-		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, rows: rowSync{by: f.rows.by, group: f.rows.group},
+		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, rows: rowSync{by: f.rows.by, ranks: f.rows.ranks},
 		numTrained: f.numTrained, keep: f.keep, sync: true, outlines: map[bool][]outline{}, types: typeCheck{done: true}, plan: &shardPlan{},
 	}
 	of := map[*shardParam]*shardParam{}

@@ -17,6 +17,7 @@ import (
 const (
 	shardAxis     = "fsdp"
 	replicateAxis = "replicate"
+	worldAxis     = "world" // has all ranks of the mesh
 )
 
 // shardParam is a parameter of which this rank has a shard.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -17,7 +16,7 @@ const isDense = -1
 // rowSync sums the gradients of sparse parameters, which every rank of a group has whole.
 type rowSync struct {
 	by      string // the strategy, as errors name it
-	group   *dist.Group
+	ranks   ranks
 	sparse  []*nn.Parameter `name:"-"`
 	reduced bool            // the rows are the same on every rank
 }
@@ -31,7 +30,7 @@ func (r *rowSync) begin() error {
 		// As with buckets, averages that nobody has dropped are added to, and each
 		// rank brings its share of them.
 		if g := p.RowGrad(); g != nil && r.reduced {
-			g.Rows.Scale(1 / float64(r.group.Size()))
+			g.Rows.Scale(1 / float64(r.ranks.group().Size()))
 		}
 	}
 	r.reduced = false
@@ -55,13 +54,13 @@ func (r *rowSync) sum(ctx context.Context) error {
 			own[i] = isDense
 		}
 	}
-	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size(), len(own))
-	if err := r.group.AllGather(ctx, all, tensor.FromInt64(own)); err != nil {
+	all := tensor.New(tensor.CPU(), tensor.Int64, r.ranks.group().Size(), len(own))
+	if err := r.ranks.gather(ctx, all, tensor.FromInt64(own)); err != nil {
 		return fmt.Errorf("%s: count the rows of sparse gradients: %w", r.by, err)
 	}
 	counts := all.Int64s()
 	for i, p := range r.sparse {
-		ofRanks := make([]int, r.group.Size())
+		ofRanks := make([]int, r.ranks.group().Size())
 		for rank := range ofRanks {
 			ofRanks[rank] = int(counts[rank*len(own)+i])
 			if ofRanks[rank] == isDense {
@@ -96,10 +95,10 @@ func (r *rowSync) sumOf(ctx context.Context, p *nn.Parameter, counts []int) erro
 		rows.Narrow(0, 0, n).CopyFrom(g.Rows.ToDevice(tensor.CPU()))
 	}
 	allIDs, allRows := tensor.New(tensor.CPU(), tensor.Int64, len(counts), most), tensor.Zeros(len(counts), most, width)
-	if err := r.group.AllGather(ctx, allIDs, ids); err != nil {
+	if err := r.ranks.gather(ctx, allIDs, ids); err != nil {
 		return err
 	}
-	if err := r.group.AllGather(ctx, allRows, rows); err != nil {
+	if err := r.ranks.gather(ctx, allRows, rows); err != nil {
 		return err
 	}
 	parts := make([]tensor.RowGrad, len(counts))

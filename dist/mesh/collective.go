@@ -196,6 +196,27 @@ func AllGather(ctx context.Context, axis string, dsts []*tensor.Tensor, values .
 	return AllGatherAsync(ctx, axis, dsts, values...).Wait(context.WithoutCancel(ctx))
 }
 
+// BroadcastAsync gives each rank of the axis the values of the rank whose coordinate on the
+// axis is root, in place. The values are Varying on the axis, and the results Replicate.
+func BroadcastAsync(ctx context.Context, axis string, root int, values ...Tensor) *Pending {
+	c := newCollective("broadcast", axis, values)
+	for _, v := range values {
+		if c.err == nil && !v.Placements[c.index].IsVarying() {
+			c.mistyped(v, "Varying")
+		}
+	}
+	if c.err != nil {
+		return c.failed()
+	}
+	p := &Pending{out: c.results(Replicate())}
+	if len(values) == 1 {
+		p.work = c.group.BroadcastAsync(ctx, values[0].Local, root)
+	} else {
+		p.work = c.group.BroadcastCoalescedAsync(ctx, c.locals(), root)
+	}
+	return p
+}
+
 // collective is a call being checked.
 type collective struct {
 	op     string
@@ -251,7 +272,7 @@ func (c *collective) mistyped(v Tensor, want string) {
 	}
 	is := v.Placements[c.index]
 	do := fmt.Sprintf("an %s has nothing to do there", c.op)
-	if strings.HasPrefix(c.op, "r") {
+	if !strings.HasPrefix(c.op, "a") {
 		do = fmt.Sprintf("a %s has nothing to do there", c.op)
 	}
 	if i := slices.IndexFunc(v.Placements, func(p Placement) bool { _, owed := p.IsPartial(); return owed }); want == "Partial" && i >= 0 {

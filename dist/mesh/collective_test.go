@@ -106,3 +106,34 @@ func TestCollectivesRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestBroadcast: the ranks of an axis get the value of one of them, and what they have alike
+// already is not sent again.
+func TestBroadcast(t *testing.T) {
+	err := dist.Spawn(t.Context(), 4, func(ctx context.Context, g *dist.Group) error {
+		m, err := mesh.New(ctx, g, mesh.Axis{Name: "replicate", Size: 2}, mesh.Axis{Name: "fsdp"})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		own := mesh.Tensor{Local: tensor.Full(float64(g.Rank()), 3), Layout: mesh.Layout{Mesh: m, Shape: []int{3}, Placements: []mesh.Placement{mesh.Varying(), mesh.Varying()}}}
+		out, err := mesh.BroadcastAsync(ctx, "fsdp", 1, own).Wait(ctx)
+		if err != nil {
+			return err
+		}
+		if err := out[0].Expect(mesh.Varying(), mesh.Replicate()); err != nil {
+			return err
+		}
+		if got, want := out[0].Local.Float32s()[0], float32(g.Rank()|1); got != want {
+			return fmt.Errorf("rank %d has %v, want %v", g.Rank(), got, want)
+		}
+		_, err = mesh.BroadcastAsync(ctx, "fsdp", 1, out...).Wait(ctx)
+		if err == nil || !strings.Contains(err.Error(), "is Replicate on axis fsdp, want Varying: a broadcast has nothing to do there") {
+			return fmt.Errorf("the second broadcast gives %v", err)
+		}
+		return g.Barrier(ctx)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
