@@ -123,6 +123,9 @@ func WithMixedPrecision(gather, reduce tensor.DType) FSDPOption {
 // and buffers take rank 0's values.
 //
 // Make the optimizer afterwards. Parameters that are sparse stay whole on every rank.
+//
+// A model that does not fit one rank is built on [tensor.Meta]. [FSDP.Materialize] then makes the
+// shards, each on its rank.
 func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption) (*FSDP, error) {
 	o := fsdpOptions{policy: ByBlock(), shardDim: func(string, []int) int { return 0 }}
 	for _, opt := range opts {
@@ -220,18 +223,8 @@ func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 	case rank < 0:
 		return err
 	}
-	lines := [2][]string{strings.Split(string(texts[0]), "\n"), strings.Split(string(texts[1]), "\n")}
-	i := 0
-	for i < len(lines[0]) && i < len(lines[1]) && lines[0][i] == lines[1][i] {
-		i++
-	}
-	has := func(lines []string) string {
-		if i < len(lines) && lines[i] != "" {
-			return lines[i]
-		}
-		return "nothing more"
-	}
-	return fmt.Errorf("the ranks divide the model differently: rank 0 has %s where rank %d has %s; give FullyShard the same policy and options on every rank", has(lines[0]), rank, has(lines[1]))
+	has := firstOther(texts)
+	return fmt.Errorf("the ranks divide the model differently: rank 0 has %s where rank %d has %s; give FullyShard the same policy and options on every rank", has[0], rank, has[1])
 }
 
 func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
@@ -260,6 +253,9 @@ func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
 		case !s.frozen:
 			s.index = f.numTrained
 			f.numTrained++
+		}
+		if len(f.params) > 0 && s.device != f.device {
+			return fmt.Errorf("%s is on device %s, and %s on %s: build the whole model on one device", s.name, s.device.Name(), f.params[0].name, f.device.Name())
 		}
 		f.params = append(f.params, s)
 		f.device = s.device
@@ -309,19 +305,9 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 
 // shard makes the memory of the unit, and the parameters this rank's shards.
 func (u *shardUnit) shard() error {
-	f := u.f
-	coordinate := f.mesh.Coordinate()
-	for s, chunk := range layOut(u.params, shardDType, memoryFor(f.shards)) {
-		s.chunk = chunk
-		s.chunk.SetName(s.name)
-	}
-	low := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.fullDType == s.dtype })
-	for s, wire := range layOut(low, fullDType, memoryFor(f.shards)) {
-		s.wire = wire
-		s.wire.SetName(s.name)
-	}
+	u.allocate()
 	for _, s := range u.params {
-		boxes, err := mesh.Boxes(s.shape, f.mesh.Shape(), s.sharded, coordinate)
+		boxes, err := mesh.Boxes(s.shape, u.f.mesh.Shape(), s.sharded, u.f.mesh.Coordinate())
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -329,16 +315,14 @@ func (u *shardUnit) shard() error {
 		if len(boxes) > 0 {
 			start, rows = boxes[0].Start[s.dim], boxes[0].Shape[s.dim]
 		}
-		s.data = s.chunk.Narrow(s.dim, 0, rows)
 		old := s.param.Data()
-		if rows > 0 && old.Device() != tensor.Meta {
+		s.data = s.chunk.Narrow(s.dim, 0, rows)
+		switch {
+		case s.device == tensor.Meta: // a view remembers how its elements are made
+			s.meta, s.data = old, old.Narrow(s.dim, start, rows)
+		case rows > 0:
 			s.data.CopyFrom(old.Narrow(s.dim, start, rows))
 		}
-		s.base = tensor.On(s.device).Empty(s.fullDType, s.padded...)
-		s.base.SetName(s.name)
-		s.full = s.base.Narrow(s.dim, 0, s.shape[s.dim])
-		s.full.SetName(s.name)
-		s.base.Release()
 		s.param.SetData(s.data)
 		s.param.SetGrad(nil)
 		s.param.SetGradBuffer(nil)
@@ -346,6 +330,25 @@ func (u *shardUnit) shard() error {
 	}
 	u.prepare()
 	return nil
+}
+
+// allocate makes the memory of the unit's shards, and that of its full values, which is released.
+func (u *shardUnit) allocate() {
+	for s, chunk := range layOut(u.params, shardDType, memoryFor(u.f.shards)) {
+		s.chunk = chunk
+		s.chunk.SetName(s.name)
+	}
+	low := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.fullDType == s.dtype })
+	for s, wire := range layOut(low, fullDType, memoryFor(u.f.shards)) {
+		s.wire = wire
+		s.wire.SetName(s.name)
+	}
+	for _, s := range u.params {
+		s.base = tensor.On(s.device).Released(s.fullDType, s.padded...)
+		s.base.SetName(s.name)
+		s.full = s.base.Narrow(s.dim, 0, s.shape[s.dim])
+		s.full.SetName(s.name)
+	}
 }
 
 // forget drops a whole gradient that was kept under NoSync.
@@ -399,6 +402,9 @@ func (f *FSDP) prepare(c *nn.Ctx) error {
 		return errors.New("fsdp: nn.WithLeaves takes the gradients of the pass elsewhere, as distributed autograd does, and they could not be reduced: use DDP there, or run the pass without it")
 	}
 	for _, s := range f.params {
+		if s.meta != nil {
+			return fmt.Errorf("fsdp: %s is on device %s, and has no values: call FSDP.Materialize before the first pass", s.name, tensor.Meta.Name())
+		}
 		if s.param.Data() != s.data {
 			if err := s.adopt(); err != nil {
 				return err
@@ -434,7 +440,7 @@ func (s *shardParam) adopt() error {
 			s.name, d.DType(), d.Shape(), s.dtype, s.data.Shape())
 	}
 	if d.Device() == tensor.Meta || d.Device() != s.device {
-		return fmt.Errorf("fsdp: %s is on device %s, and FullyShard found it on %s: fill the shard in place", s.name, d.Device().Name(), s.device.Name())
+		return fmt.Errorf("fsdp: %s is on device %s, and its shard was made on %s: write the shard in place", s.name, d.Device().Name(), s.device.Name())
 	}
 	s.data.CopyFrom(d)
 	s.param.SetData(s.data)

@@ -40,6 +40,7 @@ type shardParam struct {
 	fullDType, gradDType tensor.DType
 
 	chunk, data, base, full *tensor.Tensor
+	meta                    *tensor.Tensor // the parameter on tensor.Meta, nil if it has been made
 
 	// wire is the chunk in fullDType, nil where that is dtype, and as of which version.
 	wire        *tensor.Tensor
