@@ -36,11 +36,11 @@ func TestFree(t *testing.T) {
 // TestReleasedFromTheStart: a tensor can be made without memory, and views of it; they have
 // values when it is restored.
 func TestReleasedFromTheStart(t *testing.T) {
-	before, _ := MemoryInUse()
+	before, _ := MemoryInUse() // the collector may free what other tests have left
 	x := On(CPU()).Released(Float32, 3, 4)
 	x.SetName("weight")
 	row := x.Narrow(0, 1, 1)
-	if now, _ := MemoryInUse(); now != before || !x.IsReleased() || !row.IsReleased() {
+	if now, _ := MemoryInUse(); now > before || !x.IsReleased() || !row.IsReleased() {
 		t.Errorf("%d bytes are held", now-before)
 	}
 	mustFail(t, "weight", func() { row.Float32s() })
