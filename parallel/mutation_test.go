@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/internal/seeded"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+var numMutants = flag.Int("mutants", 3, "how many mutations TestMutations draws; 0 is all")
+
+// collectives are those of package mesh, with how each is changed at a place where
+// package parallel calls it. The first three are for the types to find.
+var collectives = map[string][]string{
+	"AllReduce":     {"dropped", "doubled", "axis", "avg", "max", "×N"},
+	"ReduceScatter": {"dropped", "doubled", "axis", "avg", "max", "×N"},
+	"AllGather":     {"dropped", "doubled", "axis", "×N"},
+	"Broadcast":     {"dropped", "doubled", "axis", "root"},
+}
+
+// kindsOf returns the mutations of a collective, nil for other functions.
+func kindsOf(called string) []string { return collectives[strings.TrimSuffix(called, "Async")] }
+
+// ofTypes are the mutations that the types are to find.
+var ofTypes = []string{"dropped", "doubled", "axis"}
+
+// site is a call of a collective in package parallel.
+type site struct {
+	file   string
+	line   int
+	in     string // the function
+	called string
+	offset int // of the name of the collective
+	typed  bool
+}
+
+// mutant is one change at one site.
+type mutant struct {
+	site int
+	kind string
+}
+
+// TestMutations changes each call of a collective in this package in each way, trains
+// small models, and wants an error: from the types for a call that is dropped, doubled
+// or over another axis, from a comparison with one rank for the others. The calls are
+// read from the source. All of them:
+//
+//	go test ./parallel -run TestMutations -mutants 0 -timeout 60m -v
+func TestMutations(t *testing.T) {
+	if os.Getenv("MUTANT") != "" {
+		t.Skip("this is a mutant")
+	}
+	if testing.Short() {
+		t.Skip("it builds the package's tests again")
+	}
+	sites, replaced := readSites(t)
+	binary := buildMutants(t, replaced)
+	var mutants []mutant
+	for i, s := range sites {
+		for _, kind := range kindsOf(s.called) {
+			mutants = append(mutants, mutant{i, kind})
+		}
+	}
+	if out, verdict := runMutant(t, binary, "none"); verdict != "survived" {
+		t.Fatalf("without a mutation the training fails: %s\n%s", verdict, out)
+	}
+	r := rand.New(rand.NewPCG(seeded.Of(t), 3))
+	if *numMutants > 0 {
+		r.Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
+		mutants = mutants[:min(*numMutants, len(mutants))]
+	}
+	expected, found := 0, 0
+	for _, m := range mutants {
+		s := sites[m.site]
+		out, verdict := runMutant(t, binary, fmt.Sprintf("%d %s", m.site, m.kind))
+		t.Logf("%-20s %-22s %-18s %-8s killed by %-8s %s", fmt.Sprintf("%s:%d", s.file, s.line), s.in, s.called, m.kind, verdict, out)
+		switch {
+		case verdict != "types" && verdict != "law":
+			t.Errorf("%s:%d: %s %s: %s: neither the types nor the comparison with one rank found it", s.file, s.line, s.called, m.kind, verdict)
+		case slices.Contains(ofTypes, m.kind):
+			expected++
+			if verdict == "types" {
+				found++
+			}
+		}
+	}
+	if t.Logf("%d of %d mutations for the types were found by them", found, expected); found*100 < expected*95 {
+		t.Errorf("the types found %d of %d calls that were dropped, doubled or over another axis, want 95 %%", found, expected)
+	}
+}
+
+// readSites returns the calls of collectives, and the files with each call going
+// through a mutant.
+func readSites(t *testing.T) (sites []site, replaced map[string][]byte) {
+	t.Helper()
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replaced = map[string][]byte{}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := slices.DeleteFunc(sitesOf(t, name, text), func(s site) bool { return !s.typed })
+		for i := len(found) - 1; i >= 0; i-- { // from the end, so that offsets stay
+			call := fmt.Sprintf("Mutated(%d).", len(sites)+i)
+			text = slices.Insert(text, found[i].offset, []byte(call)...)
+		}
+		if len(found) > 0 {
+			replaced[name] = text
+		}
+		sites = append(sites, found...)
+	}
+	return sites, replaced
+}
+
+// untyped are the functions that communicate without types, and why.
+var untyped = map[string]string{
+	"firstDifference": "a description of the model, which is compared",
+	"gather":          "checksums, which are compared",
+	"agree":           "what the ranks have called, which is compared",
+	"ReduceStats":     "statistics of a batch norm, which adds them up itself",
+}
+
+// TestCollectivesAreTyped: values and gradients are communicated only through the
+// collectives of package mesh. PyTorch's wire has calls of its own.
+func TestCollectivesAreTyped(t *testing.T) {
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	numTyped := 0
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "pytorch") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range sitesOf(t, name, text) {
+			if s.typed {
+				numTyped++
+			} else if untyped[s.in] == "" {
+				t.Errorf("%s:%d: %s calls %s of a group, which checks no type: call that of package mesh, or list the function in `untyped` with the reason", s.file, s.line, s.in, s.called)
+			}
+		}
+	}
+	if numTyped < 6 {
+		t.Errorf("%d typed collectives were found, which cannot be all", numTyped)
+	}
+}
+
+func sitesOf(t *testing.T, name string, text []byte) (sites []site) {
+	t.Helper()
+	files := token.NewFileSet()
+	f, err := parser.ParseFile(files, name, text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, decl := range f.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		ast.Inspect(fn, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				if called, ok := call.Fun.(*ast.SelectorExpr); ok && kindsOf(called.Sel.Name) != nil {
+					pkg, _ := called.X.(*ast.Ident)
+					at := files.Position(called.Sel.Pos())
+					sites = append(sites, site{name, at.Line, fn.Name.Name, called.Sel.Name, at.Offset, pkg != nil && pkg.Name == "mesh"})
+				}
+			}
+			return true
+		})
+	}
+	slices.SortFunc(sites, func(a, b site) int { return a.offset - b.offset })
+	return sites
+}
+
+// buildMutants builds the tests of the package with all mutants in it.
+func buildMutants(t *testing.T, replaced map[string][]byte) (binary string) {
+	t.Helper()
+	dir := t.TempDir()
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(at string, text []byte) {
+		file := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[at] = file
+	}
+	for name, text := range replaced {
+		put(filepath.Join(here, name), text)
+	}
+	mutants, err := os.ReadFile(filepath.Join("testdata", "mutant.go.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(filepath.Join(here, "..", "dist", "mesh", "mutant.go"), mutants)
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(list, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	binary = filepath.Join(dir, "mutants.test")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the mutants: %v\n%s", err, out)
+	}
+	return binary
+}
+
+const verdictMark = "verdict: "
+
+// runMutant trains with one mutation, and returns who found it and what the error
+// was.
+func runMutant(t *testing.T, binary, which string) (message, verdict string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestMutant$", "-test.v")
+	cmd.Env = append(os.Environ(), "MUTANT="+which)
+	out, err := cmd.CombinedOutput()
+	for line := range bytes.Lines(out) {
+		if _, text, ok := bytes.Cut(line, []byte(verdictMark)); ok {
+			verdict, message, _ = strings.Cut(string(text), ":")
+			return strings.TrimSpace(message), verdict
+		}
+	}
+	return fmt.Sprintf("%v\n%s", err, out), "no verdict"
+}
+
+// TestMutant is what a mutant runs. It is of no use alone.
+func TestMutant(t *testing.T) {
+	which := os.Getenv("MUTANT")
+	if which == "" {
+		t.Skip("TestMutations runs it with a mutation")
+	}
+	for _, d := range mutantDraws() {
+		err := d.disturbed(t)
+		if err == nil {
+			continue
+		}
+		var typed *mesh.TypeError
+		var value *sharding.Error
+		var axis *mesh.AxisError
+		verdict := "law"
+		if errors.As(err, &typed) || errors.As(err, &value) || errors.As(err, &axis) || strings.Contains(err.Error(), "mesh: ") {
+			verdict = "types"
+		}
+		t.Logf("%s%s: %s: %s", verdictMark, verdict, d.kind(), strings.ReplaceAll(err.Error(), "\n", " "))
+		return
+	}
+	t.Logf("%ssurvived: ", verdictMark)
+}
+
+// mutantDraws are the trainings of a mutant: with sparse parameters, buffers, clipping
+// and accumulation.
+func mutantDraws() []draw {
+	model := modelDraw{Vocabulary: 7, Width: 5, Sparse: true, Blocks: []blockDraw{{Hidden: 4}, {Hidden: 3}}, Order: []int{0, 1}}
+	ddp := draw{Seed: 1, Model: model, Strategy: "ddp", Replicate: 3, Shard: 1, Microbatches: 3, MaxNorm: 0.1, Optimizer: "sgd"}
+	fsdp := ddp
+	fsdp.Strategy, fsdp.Replicate, fsdp.Shard = "fsdp", 2, 2
+	return []draw{ddp, fsdp}
+}
+
+// disturbed trains on ranks that begin with models of their own, and compares with
+// one rank.
+func (d draw) disturbed(t *testing.T) error {
+	want, err := d.alone(t.Context(), 0)
+	if err != nil {
+		return err
+	}
+	ranks := make([]outcome, d.ranks())
+	err = spawn(t, d.ranks(), func(ctx context.Context, g *dist.Group) error {
+		disturb := func(m any) {
+			for _, s := range nn.StateDict(m) {
+				if s.Tensor.DType() == tensor.Float32 && s.Tensor.NumElems() > 0 {
+					s.Tensor.CopyFrom(s.Tensor.AddScalar(float64(g.Rank())))
+				}
+			}
+		}
+		tr, err := d.newTrainer(func(m *lawModel) (Strategy, error) {
+			disturb(m)
+			if d.Strategy == "ddp" {
+				return NewDDP(ctx, m, g, small)
+			}
+			grid, err := mesh.New(ctx, g, mesh.Axis{Name: replicateAxis, Size: d.Replicate}, mesh.Axis{Name: shardAxis, Size: d.Shard})
+			if err != nil {
+				return nil, err
+			}
+			return FullyShard(ctx, m, grid)
+		})
+		if err != nil {
+			return err
+		}
+		for _, b := range nn.Buffers(tr.model) {
+			b.Data.CopyFrom(b.Data.AddScalar(float64(g.Rank()))) // the first pass takes rank 0's
+		}
+		tr.ranks = g.Size()
+		r := rand.New(rand.NewPCG(d.Seed, 18))
+		for range numSteps {
+			batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
+			valid := countValid(batches)
+			for i, ranks := range batches {
+				batches[i] = ranks[g.Rank() : g.Rank()+1]
+			}
+			if err := tr.step(ctx, batches, valid); err != nil {
+				return err
+			}
+		}
+		if err := tr.strategy.SyncBuffers(ctx); err != nil {
+			return err
+		}
+		tr.keepState()
+		ranks[g.Rank()] = tr.out
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	got, err := d.assemble(ranks)
+	if err != nil {
+		return err
+	}
+	return d.compare(got, want, rounding{})
+}
