@@ -235,7 +235,7 @@ func (p *Pass) Watched(out, from *tensor.Tensor, leaf tensor.Leaf) {
 
 // Computed implements [tensor.Observer]: it gives the result its type.
 func (p *Pass) Computed(op tensor.Operation) {
-	if p.checked {
+	if p.checked || !op.Out.Tape().Recording() {
 		return // gradients, and the second run of what was checked in its first
 	}
 	v := p.valueOf(op.Out)

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/internal/seeded"
+	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -116,7 +117,7 @@ var programs = []program{
 	{"roll and flip", [][]int{{4, 6}}, func(x []*tensor.Tensor) *tensor.Tensor { return x[0].Roll([]int{1}, []int{1}) }, -1, []string{"Shard(0): Shard(0)", "Partial(sum): Partial(sum)"}},
 }
 
-// TestTypesAreSound: what is not refused is true.
+// TestTypesAreSound: what is not refused is true, of values and of their gradients.
 func TestTypesAreSound(t *testing.T) {
 	gen := tensor.NewGenerator(int64(seeded.Of(t)))
 	numKept := 0
@@ -127,6 +128,7 @@ func TestTypesAreSound(t *testing.T) {
 				result := prog.check(t, gen, at)
 				if result != "" {
 					kept[result] = true
+					prog.checkGradients(t, gen, at)
 				}
 			}
 			numKept += len(kept)
@@ -136,6 +138,9 @@ func TestTypesAreSound(t *testing.T) {
 				}
 			}
 		})
+	}
+	if t.Logf("%d types and %d gradients are what they say", numKept, numGradients); numGradients < 150 {
+		t.Errorf("only %d gradients were compared", numGradients)
 	}
 	if numKept < 150 {
 		t.Errorf("%d types in all were not refused, want at least 150", numKept)
@@ -179,28 +184,12 @@ func placements(shapes [][]int) func(yield func(Type) bool) {
 // check runs the program with these placements. It returns "" if they were refused.
 func (prog program) check(t *testing.T, gen *tensor.Generator, at Type) (kept string) {
 	t.Helper()
-	whole := make([]*tensor.Tensor, len(prog.shapes))
-	parts := make([][]*tensor.Tensor, numRanks)
-	for i, shape := range prog.shapes {
-		if i == prog.ids {
-			if _, partial := at[i].IsPartial(); partial {
-				return "" // of ids there are no parts
-			}
-			ids := make([]int64, product(shape))
-			for j := range ids {
-				ids[j] = int64((j*7 + 3) % 4 % shape[len(shape)-1])
-				if prog.name != "gather" && prog.name != "index add" {
-					ids[j] = int64((j*7 + 3) % 4)
-				}
-			}
-			whole[i] = tensor.FromInt64(ids, shape...)
-		} else {
-			whole[i] = normal(gen, shape)
-		}
-		for r, part := range spread(gen, whole[i], at[i]) {
-			parts[r] = append(parts[r], part)
+	if prog.ids >= 0 {
+		if _, partial := at[prog.ids].IsPartial(); partial {
+			return "" // of ids there are no parts
 		}
 	}
+	whole, parts := prog.operands(gen, at)
 	want := prog.run(whole)
 	var results []*tensor.Tensor
 	var typ Type
@@ -218,7 +207,7 @@ func (prog program) check(t *testing.T, gen *tensor.Generator, at Type) (kept st
 			return ""
 		}
 		typ = pass.TypeOf(out)
-		results = append(results, tensor.FromFloat32(out.To(tensor.Float32).Float32s(), out.NumElems()).Reshape(out.Shape()...))
+		results = append(results, copyOf(out))
 	}
 	got := assemble(results, want.Shape(), typ[0])
 	name := fmt.Sprint(at)
@@ -227,6 +216,110 @@ func (prog program) check(t *testing.T, gen *tensor.Generator, at Type) (kept st
 		t.Errorf("%s: it is not what the operation makes of the whole operands", name)
 	}
 	return name
+}
+
+// numGradients is how many gradients were compared.
+var numGradients int
+
+// copyOf returns a value of another tape in float32, under none.
+func copyOf(x *tensor.Tensor) *tensor.Tensor {
+	return tensor.FromFloat32(x.To(tensor.Float32).Float32s(), x.NumElems()).Reshape(x.Shape()...)
+}
+
+// checkGradients runs the program, whose placements are not refused, and compares the
+// gradients that the ranks get with those of the whole operands.
+func (prog program) checkGradients(t *testing.T, gen *tensor.Generator, at Type) {
+	t.Helper()
+	whole, parts := prog.operands(gen, at)
+	tape := tensor.NewTape(true)
+	defer tape.Close()
+	leaves := make([]*tensor.Tensor, len(whole))
+	for i, x := range whole {
+		leaves[i] = tape.Watch(x, &nn.Parameter{})
+	}
+	out := prog.run(leaves)
+	if !out.NeedsGrad() {
+		return
+	}
+	seed := normal(gen, out.Shape())
+	want, err := out.Grad(t.Context(), seed, prog.floats(leaves))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, types := make([][]*tensor.Tensor, len(want)), make(Type, len(want))
+	var seeds []*tensor.Tensor
+	for r := range numRanks {
+		tape := tensor.NewTape(true)
+		defer tape.Close()
+		pass := Begin(tape, Axis{Name: "tp"})
+		for i, x := range parts[r] {
+			pass.Param(x, Parameter{Name: fmt.Sprint(i), Value: Type{at[i]}})
+			leaves[i] = tape.Watch(x, &nn.Parameter{})
+		}
+		out := prog.run(leaves)
+		v := pass.valueOf(out)
+		if op, partial := v.at[0].IsPartial(); partial && op != dist.Sum {
+			return
+		} else if v.grad = slices.Clone(v.at); partial {
+			v.grad[0] = mesh.Replicate()
+		}
+		if seeds == nil {
+			seeds = spread(gen, seed, v.grad[0])
+		}
+		for _, f := range slices.Backward(pass.flows) {
+			if f.out.grad != nil {
+				pass.flow(f)
+			}
+		}
+		grads, err := out.Grad(t.Context(), seeds[r], prog.floats(leaves))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, leaf := range prog.floats(leaves) {
+			if grads[i] != nil {
+				got[i] = append(got[i], copyOf(grads[i]))
+				types[i] = pass.valueOf(leaf).grad[0]
+			}
+		}
+	}
+	for i := range want {
+		if (want[i] == nil) != (got[i] == nil) {
+			t.Errorf("%v: operand %d: a gradient comes to the whole or to the parts alone", at, i)
+		} else if want[i] != nil {
+			numGradients++
+			if all := assemble(got[i], want[i].Shape(), types[i]); all == nil || !near(all, want[i]) {
+				t.Errorf("%v: the gradient of operand %d is not %v", at, i, types[i])
+			}
+		}
+	}
+}
+
+// floats returns the operands that have gradients.
+func (prog program) floats(operands []*tensor.Tensor) []*tensor.Tensor {
+	return slices.DeleteFunc(slices.Clone(operands), func(x *tensor.Tensor) bool { return !x.DType().IsFloat() })
+}
+
+// operands draws operands, whole and as each rank has them.
+func (prog program) operands(gen *tensor.Generator, at Type) (whole []*tensor.Tensor, parts [][]*tensor.Tensor) {
+	whole, parts = make([]*tensor.Tensor, len(prog.shapes)), make([][]*tensor.Tensor, numRanks)
+	for i, shape := range prog.shapes {
+		if i == prog.ids {
+			ids := make([]int64, product(shape))
+			for j := range ids {
+				ids[j] = int64((j*7 + 3) % 4 % shape[len(shape)-1])
+				if prog.name != "gather" && prog.name != "index add" {
+					ids[j] = int64((j*7 + 3) % 4)
+				}
+			}
+			whole[i] = tensor.FromInt64(ids, shape...)
+		} else {
+			whole[i] = normal(gen, shape)
+		}
+		for r, part := range spread(gen, whole[i], at[i]) {
+			parts[r] = append(parts[r], part)
+		}
+	}
+	return whole, parts
 }
 
 // try runs fn and returns what a check, or a shape that does not fit, panics with.
@@ -247,8 +340,14 @@ func spread(gen *tensor.Generator, x *tensor.Tensor, at mesh.Placement) []*tenso
 	for r := range parts {
 		switch {
 		case shard:
-			n := x.Dim(dim) / numRanks
-			parts[r] = x.Narrow(dim, r*n, n).Clone()
+			// With pieces, each has a chunk of each rank.
+			k := at.NumPieces()
+			n := x.Dim(dim) / numRanks / k
+			var chunks []*tensor.Tensor
+			for i := range k {
+				chunks = append(chunks, x.Narrow(dim, (i*numRanks+r)*n, n))
+			}
+			parts[r] = tensor.Cat(dim, chunks...)
 		case partial && r == 0:
 			parts[r] = normal(gen, x.Shape())
 		case partial && op == dist.Sum:
