@@ -196,7 +196,7 @@ func TestPlanIsOptimal(t *testing.T) {
 		if byRank != plan.NumElems() {
 			t.Errorf("%v of %v over %v to %v: the ranks send %d elements, the plan says %d:\n%v", from, shape, meshShape, to, byRank, plan.NumElems(), plan)
 		}
-		if naive := naiveElems(t, shape, meshShape, from, to); naive > plan.NumElems() {
+		if naive := naiveElems(shape, meshShape, from, to); naive > plan.NumElems() {
 			better++
 		}
 	}
@@ -205,7 +205,7 @@ func TestPlanIsOptimal(t *testing.T) {
 
 // naiveElems is what PyTorch's rule sends: to Replicate on all axes that differ, from the last to the
 // first, and then local cuts.
-func naiveElems(t *testing.T, shape, meshShape []int, from, to []Placement) int64 {
+func naiveElems(shape, meshShape []int, from, to []Placement) int64 {
 	at := slices.Clone(from)
 	sum := int64(0)
 	for a := len(at) - 1; a >= 0; a-- {
@@ -216,7 +216,7 @@ func naiveElems(t *testing.T, shape, meshShape []int, from, to []Placement) int6
 		next[a] = Replicate()
 		plan, err := NewPlan(shape, meshShape, at, next, true)
 		if err != nil {
-			t.Fatal(err)
+			return 0 // a strided shard has lost the axis that makes its pieces
 		}
 		sum += plan.NumElems()
 		at = next
