@@ -81,8 +81,10 @@ func (p *Plan) NumElems() int64 {
 }
 
 // NumElemsOf returns how many elements the rank with the given number in the mesh sends to
-// other ranks. It counts each element once for each rank that needs it. A reduction counts as a
-// reduce-scatter, and an all-reduce as a reduce-scatter and an all-gather.
+// other ranks. It counts each element once for each rank that needs it. An all-reduce counts as a
+// reduce-scatter and an all-gather. In a ring the ranks share the sending in another way, and all
+// together send as much. Of an all-reduce of few elements package dist may send more, in fewer
+// rounds.
 func (p *Plan) NumElemsOf(rank int) int64 {
 	at := coordinateOf(p.meshShape, rank)
 	n := int64(0)
