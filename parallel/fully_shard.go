@@ -485,7 +485,9 @@ func (f *FSDP) InterceptParam(c *nn.Ctx, param *nn.Parameter, next func(c *nn.Ct
 		if !param.Frozen && !s.frozen {
 			leaf = s
 		}
-		f.types.pass.Param(s.full, s.use(s.at))
+		if f.types.pass != nil {
+			f.types.pass.Param(s.full, s.use(s.at))
+		}
 		c.Bind(param, c.Tape().Watch(s.full, leaf))
 	}
 	return next(c)

@@ -38,6 +38,9 @@ func (t *typeCheck) end() {
 // replicated, and their gradients are each rank's part of a sum.
 func (r *nativeReducer) checkTypes(tape *tensor.Tape) {
 	pass := r.types.begin(tape, sharding.Axis{Name: replicateAxis, Data: true})
+	if pass == nil {
+		return
+	}
 	for _, p := range r.params {
 		use := sharding.Parameter{Name: p.Name(), Value: sharding.Type{mesh.Replicate()}}
 		if !p.Frozen {
@@ -51,11 +54,17 @@ func (r *nativeReducer) checkTypes(tape *tensor.Tape) {
 // of a parameter is told where it is read; what is told here is the shard, which is
 // no operand of a model.
 func (f *FSDP) checkTypes(tape *tensor.Tape) {
+	if f.types.done {
+		return
+	}
 	var axes []sharding.Axis
 	for _, a := range f.mesh.Axes() {
 		axes = append(axes, sharding.Axis{Name: a.Name, Data: true})
 	}
 	pass := f.types.begin(tape, axes...)
+	if pass == nil {
+		return
+	}
 	for _, s := range f.params {
 		pass.Param(s.data, s.use(s.sharded))
 	}
