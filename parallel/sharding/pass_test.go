@@ -201,3 +201,53 @@ func TestBegin(t *testing.T) {
 		t.Errorf("Take returned %v", err)
 	}
 }
+
+// tensorParallel is a norm and two linear layers, the first of which has some outputs
+// on each rank of tp and the second some inputs (Shoeybi et al. 2019, Megatron-LM). Its
+// first wrapper sums the gradient of the input over the ranks, unless it is forgotten.
+type tensorParallel struct {
+	Norm     *nn.LayerNorm
+	Up, Down *nn.Parameter
+	forgets  bool
+}
+
+func (m *tensorParallel) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	p := Of(c.Tape())
+	same := func(_ context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) { return []*tensor.Tensor{g}, nil }
+	h := c.Call(m.Norm, x)
+	copied := h.Clone().Keep()
+	b := Boundary{Type: shares}
+	if !m.forgets {
+		b.GradTakes, b.GradGives = Type{mesh.Varying(), sum}, shares
+	}
+	p.Give(copied, b)
+	copied = tensor.Record("copy to tp", copied, []*tensor.Tensor{h}, nil, same)
+	part := tensor.Linear(tensor.Linear(copied, c.Param(m.Up), nil).GELU(), c.Param(m.Down), nil)
+	p.Take("sum over tp", part, Type{mesh.Varying(), sum})
+	y := part.Clone().Keep()
+	p.Give(y, Boundary{Type: shares})
+	return tensor.Record("sum over tp", y, []*tensor.Tensor{part}, nil, same).Add(x)
+}
+
+// TestTensorParallel: wrappers state their types at their borders, and the gradient of
+// what comes before them is whole only if the first one reduces it.
+func TestTensorParallel(t *testing.T) {
+	for _, forgets := range []bool{false, true} {
+		b := &nn.Build{Generator: tensor.NewGenerator(1)}
+		m := &tensorParallel{Norm: nn.NewLayerNorm(b, 4), Up: b.Full(1, 3, 4), Down: b.Full(1, 4, 3), forgets: forgets}
+		replicated := Parameter{Value: whole2, Gradient: owing}
+		shard := func(dim int) Parameter {
+			return Parameter{Value: Type{mesh.Replicate(), mesh.Shard(dim)}, Gradient: Type{sum, mesh.Shard(dim)}}
+		}
+		p, err := step(t, m, replicated, replicated, shard(0), shard(1))
+		switch {
+		case !forgets && err != nil:
+			t.Fatal(err)
+		case !forgets && len(p.owed) != 4:
+			t.Errorf("%d of 4 gradients have types", len(p.owed))
+		case forgets && (err == nil || !strings.Contains(err.Error(), `gradient of norm.`) ||
+			!strings.Contains(err.Error(), `it is Partial(sum) over axis "tp"`)):
+			t.Errorf("a copy whose gradient is not summed gives %v", err)
+		}
+	}
+}
