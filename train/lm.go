@@ -272,7 +272,7 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 				return fmt.Errorf("train lm: resume: %w", err)
 			}
 		}
-		r.base = r.cfg.newModel(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, r.tokenizer)
+		r.base = r.cfg.newModel(r.cfg.newBuild(r.cfg.LoRA > 0), r.tokenizer)
 	}
 	if r.cfg.LoRA > 0 {
 		if err := r.adapt(); err != nil {

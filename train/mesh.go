@@ -5,12 +5,15 @@ package train
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // The axes of a run's mesh. Ranks of the axis fsdp hold shards of the parameters, the
@@ -120,6 +123,22 @@ func (c *SharedConfig) arrange(task string, numRanks int, given map[string]strin
 	return nil
 }
 
+// newBuild returns what builds the model of a run. A model that will be sharded is built on
+// tensor.Meta, and each rank makes its shards later, unless its weights are written first:
+// by those of another model, say.
+func (c SharedConfig) newBuild(written bool) *nn.Build {
+	b := &nn.Build{Generator: tensor.NewGenerator(c.Seed)}
+	if c.FSDP > 1 && !written {
+		b.Device = tensor.Meta
+	}
+	return b
+}
+
+// isOnMeta reports whether a model has parameters without values.
+func isOnMeta(model any) bool {
+	return slices.ContainsFunc(nn.Parameters(model), func(p *nn.Parameter) bool { return p.Data().Device() == tensor.Meta })
+}
+
 // runOn is Run with the model spread as the settings say: over a mesh with an axis fsdp, or
 // as Run does it without one.
 func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task Task[B], o Options, report Reporter) error {
@@ -134,7 +153,11 @@ func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task T
 		}
 		defer m.Close()
 		task.Strategy = func(ctx context.Context, model any, _ Axes) (parallel.Strategy, error) {
-			return parallel.FullyShard(ctx, model, m)
+			f, err := parallel.FullyShard(ctx, model, m)
+			if err == nil && isOnMeta(model) {
+				err = f.Materialize(ctx, tensor.CPU())
+			}
+			return f, err
 		}
 	}
 	return Run(ctx, group, task, o, report)

@@ -246,7 +246,7 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 		return nil, err
 	}
 	phaseOf(ctx).enter("making the model")
-	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
+	b := r.cfg.newBuild(r.was != nil)
 	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), r.scale()); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}

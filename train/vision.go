@@ -254,7 +254,7 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 		}
 	}
 	phaseOf(ctx).enter("making the model")
-	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
+	if r.classifier, err = NewClassifier(r.cfg.newBuild(r.was != nil), described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
 	if saved == nil && r.was != nil {
