@@ -197,17 +197,6 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
-	for _, tt := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"run", "run", 0}, {"rnu", "run", 2}, {"run", "", 3}, {"ru", "run", 1}, {"kitten", "sitting", 3}} {
-		if got := distance(tt.a, tt.b); got != tt.want {
-			t.Errorf("distance(%q, %q) = %d, want %d", tt.a, tt.b, got, tt.want)
-		}
-	}
-}
-
 // TestRunSurvivors: with the flag, the rank that is left goes on, and the code is its.
 func TestRunSurvivors(t *testing.T) {
 	args := []string{"--nproc-per-node", "2", "sh", "-c", `[ "$RANK" = 1 ] && exit 3; sleep "$1"; echo went on`, "sh"}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/internal/nearest"
 )
 
 // settingFlag makes a recipe's setting a flag.
@@ -130,7 +131,7 @@ func parseSettings(path string, text []byte, s *config.Settings) error {
 // didYouMean ends an error about a name that is not among known: it names the most
 // similar one, or all of them.
 func didYouMean(name string, known []string) string {
-	if best := nearest(name, known); best != "" {
+	if best := nearest.Name(name, known); best != "" {
 		return ": did you mean " + best + "?"
 	}
 	return "; there are " + strings.Join(known, ", ")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/cohort-ml/cohort/internal/nearest"
 )
 
 // misnamed reports a command that does not exist, before its flags are parsed: cobra
@@ -104,7 +106,7 @@ var otherWords = map[string]string{
 
 // unknown reports a name that is not among known, with the most similar one.
 func unknown(what, name string, known []string, command string) error {
-	best := nearest(name, known)
+	best := nearest.Name(name, known)
 	if word := otherWords[strings.ToLower(name)]; word != "" && best == "" && slices.Contains(known, "train") {
 		best = command + " " + word
 	}
@@ -115,41 +117,4 @@ func unknown(what, name string, known []string, command string) error {
 		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
 	}
 	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
-}
-
-// nearest returns the name among known that the user likely meant, or "": the only one
-// that begins with name, or else the one with the fewest differences.
-func nearest(name string, known []string) string {
-	longer := func(k string) bool { return len(name) > 4 && strings.HasPrefix(k, strings.ToLower(name)) }
-	if i := slices.IndexFunc(known, longer); i >= 0 && !slices.ContainsFunc(known[i+1:], longer) {
-		return known[i]
-	}
-	best, bestDist := "", max(2, len(name)/3)+1
-	for _, k := range known {
-		if d := distance(strings.ToLower(name), k); d < bestDist {
-			best, bestDist = k, d
-		}
-	}
-	return best
-}
-
-// distance returns how many letters to insert, delete or replace to turn one name into
-// the other.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diag
-			if a[i] != b[j] {
-				d = 1 + min(diag, row[j], row[j+1])
-			}
-			diag, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
 }

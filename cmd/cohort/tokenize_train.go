@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/internal/nearest"
 )
 
 // tokenizerTraining has the flags of cohort tokenize train.
@@ -115,7 +116,7 @@ func splitOf(name string) (tokenizer.Split, error) {
 		}
 		names = append(names, s.String())
 	}
-	if best := nearest(name, names); best != "" {
+	if best := nearest.Name(name, names); best != "" {
 		return 0, unknown("split", name, names, "cohort tokenize train")
 	}
 	return 0, usageError{fmt.Errorf("--split is %q, want %s", name, strings.Join(names, ", "))}

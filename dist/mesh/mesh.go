@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/nearest"
 )
 
 // Axis is one axis of a mesh. A Size of 0 is inferred from the number of ranks; at most one
@@ -300,7 +301,7 @@ func (m *Mesh) Index(axis string) (int, error) {
 		}
 		known = append(known, a.Name)
 	}
-	return -1, &AxisError{Axis: axis, Known: known, Nearest: nearest(axis, known)}
+	return -1, &AxisError{Axis: axis, Known: known, Nearest: nearest.Name(axis, known)}
 }
 
 // Has reports whether the mesh has an axis of the given name.
@@ -360,36 +361,4 @@ func coordinateOf(shape []int, rank int) []int {
 		rank /= shape[i]
 	}
 	return at
-}
-
-// nearest returns the word that is most like the one asked for, "" if none is like it.
-func nearest(asked string, words []string) string {
-	best, least := "", len(asked)+1
-	for _, w := range words {
-		if d := editDistance(asked, w); d <= max(1, max(len(asked), len(w))/2) && d < least {
-			best, least = w, d
-		}
-	}
-	return best
-}
-
-// editDistance returns how many letters must be put in, taken out or replaced to make b of a.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(d, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -49,7 +49,7 @@ func TestNearestAxis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for asked, want := range map[string]string{"fsdq": "fsdp", "dp": "fsdp", "replica": "replicate", "FSDP": "", "pipeline": ""} {
+	for asked, want := range map[string]string{"fsdq": "fsdp", "dp": "fsdp", "replica": "replicate", "FSDP": "fsdp", "pipeline": ""} {
 		_, err := m.Group(asked)
 		var e *AxisError
 		if !errors.As(err, &e) || e.Nearest != want || e.Axis != asked {
