@@ -8,7 +8,8 @@
 // runs the model, accumulates gradients, clips them by the norm of the whole
 // model, and says what a checkpoint saves. [Single] is one rank. [DDP] keeps a
 // replica on every rank and averages the gradients while the backward pass still
-// runs. The loop of package train knows the interface alone.
+// runs. [FSDP] keeps a shard of each parameter on every rank. The loop of package
+// train knows the interface alone.
 //
 // A strategy is itself a module: it runs the model that it was given. It steps in
 // where a module is called and where a parameter is read (nn.Interceptor), and
@@ -22,20 +23,61 @@
 // DistributedDataParallel instead of its own, so that a group may have ranks of
 // both kinds. testdata/ddp_pytorch.py records what those collectives are.
 //
+// # Fully sharded parameters
+//
+// A rank of an [FSDP] holds 1/ranks of each parameter, of its gradient and of its
+// optimizer state. The parameters are divided into units, for example one for each block of
+// a transformer, and one for what the model has beside them (the root). The full values of a
+// unit are there only around the calls of its module. With blocks 0, 1 and 2, time from left
+// to right:
+//
+//	            forward                     backward
+//	computes    0      1      2      loss   2      1      0
+//	root        #################################################
+//	unit 0      #######                            .......#######
+//	unit 1      .......#######              .......#######
+//	unit 2             .......#####################
+//	gradients                               #####################
+//
+// A dot is a gather under way: the next unit comes while the present one computes. A # is
+// memory: for full values, and in the last row for the whole gradients of one unit after the
+// other. Unit 2 stays between the passes, for the backward pass begins
+// with it. So a rank holds the full values of the root and of at most two units.
+//
+// Each full value has one tensor for the whole life of the FSDP. Its memory is given up and
+// brought back (tensor.Tensor.Release, Restore), with views of it and what the tape has saved.
+// To read it in between panics with the parameter's name. The whole gradient of a unit lies in
+// memory that goes from unit to unit: from the first write to the end of the reduce-scatter.
+//
+// The forward pass writes a trace of the calls of units. All collectives of the backward pass
+// follow from the trace: so ranks whose backward passes reach other parameters, or none of
+// a unit, still make the same collectives in the same order. What travels has a sharding type
+// (package mesh): a gradient is Partial(sum) on each axis until it has been reduced there, and
+// is taken only when it owes nothing.
+//
+// The bytes are moved by the goroutine of the group's collectives while the pass computes on
+// another. Ranks that share memory copy from each other's shards right to where the model
+// reads the values. Parameters of less than 32 KiB a rank share a collective, and pass through
+// staging memory.
+//
+// A seam for shards in the memory of the host, beside a device that computes, is the chunk of a
+// shardParam: gathers read it, reductions write to it, and the optimizer steps on it.
+//
 // # Where a new strategy goes
 //
-// Each strategy is a type in a file of its own, beside single.go and ddp.go; none
-// has a branch for another. Sharded parameters (FSDP) go into a file of their own, named fsdp:
-// the type is an nn.Interceptor, whose InterceptParam gathers a parameter by an
-// operation made with tensor.Record, whose gradient is a reduce-scatter. What
-// each method has to do there stands beside it in strategy.go. A task names its
-// strategy in train.Task.Strategy.
+// Each strategy is a type in a file of its own, beside single.go, ddp.go and fully_shard.go; none
+// has a branch for another. What each method has to do stands beside it in strategy.go. A task
+// names its strategy in train.Task.Strategy.
 //
 // # Files
 //
 //	strategy.go         the interface, and what a model must be like to be wrapped
 //	single.go           one rank
 //	ddp.go              DDP and its options: when replicas are synchronised
+//	fully_shard.go      FSDP and its options: FullyShard, and what a training loop calls
+//	shard_policy.go     which module is a unit, and which unit has a parameter
+//	shard_unit.go       the shards, full values and gradients of a unit
+//	shard_pass.go       when units are gathered, given up and reduced in a pass
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

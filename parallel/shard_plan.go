@@ -188,7 +188,14 @@ func (f *FSDP) forecast() forecast {
 	for _, s := range f.params {
 		padding := sizeOf(s.chunkShape, s.dtype) - sizeOf(local(s.param), s.dtype)
 		o.extra += padding
-		if !s.frozen {
+		if s.wire != nil {
+			o.extra += sizeOf(s.chunkShape, s.fullDType)
+		}
+		switch {
+		case s.frozen:
+		case s.gradDType != s.dtype: // what is reduced is not what the optimizer sees
+			o.extra += sizeOf(s.chunkShape, s.gradDType)
+		default:
 			o.extra += padding
 		}
 	}
