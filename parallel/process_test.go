@@ -45,6 +45,9 @@ func rankMain(optimizer string) int {
 		if err != nil {
 			return err
 		}
+		if optimizer == killRole {
+			return trainUntilKilled(ctx, g)
+		}
 		m, err := train(ctx, g, optimizer, 50)
 		if err != nil {
 			return err
