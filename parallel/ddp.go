@@ -74,6 +74,8 @@ type reducer interface {
 	// abandon ends a backward pass that has failed: nothing writes to the
 	// gradients of the parameters afterwards.
 	abandon()
+	// unreached names the parameters to which no rank has come.
+	unreached() []string
 	// syncBuffers and join are SyncBuffers and Join of the DDP.
 	syncBuffers(ctx context.Context) error
 	join(ctx context.Context, fn func() error, o joinOptions) error
@@ -243,6 +245,12 @@ func (*DDP) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm floa
 // [WithLocalBuffers] it does nothing. With [WithPyTorch] it is an error: PyTorch's
 // ranks make no such call, and share buffers in their forward passes.
 func (d *DDP) SyncBuffers(ctx context.Context) error { return d.reducer.syncBuffers(ctx) }
+
+// Unused returns the names of the parameters of which no rank has a gradient after the
+// last synchronised pass, in the order of the model: those that no pass since ZeroGrad
+// has reached on any rank. The pass needs no option for them, and optimizers leave them
+// alone. With [WithPyTorch] it returns none.
+func (d *DDP) Unused() []string { return slices.Clone(d.reducer.unreached()) }
 
 // StateDict returns the parameters and buffers of the model by name. All of them
 // are whole on every rank.

@@ -63,12 +63,12 @@ var equivalenceSplits = []struct {
 func (t *trainer) lossesOf(ctx context.Context, steps, rank int) ([]float64, error) {
 	r := rand.New(rand.NewPCG(t.draw.Seed, 18))
 	for range steps {
-		batches := drawBatches(r, t.draw.Model, t.draw.Microbatches, t.draw.ranks())
+		batches := t.draw.batches(r)
 		valid := countValid(batches)
-		for i, ranks := range batches {
-			if rank >= 0 {
-				batches[i] = ranks[rank : rank+1]
-			} else {
+		if rank >= 0 {
+			batches = t.draw.ofRank(batches, rank)
+		} else {
+			for i, ranks := range batches {
 				batches[i] = []lawBatch{join(ranks)}
 			}
 		}

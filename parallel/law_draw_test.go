@@ -37,6 +37,7 @@ type draw struct {
 	OneAxis      bool   `json:",omitempty"` // has no axis replicate, which would have one rank
 	Columns      bool   `json:",omitempty"` // cuts matrices along dim 1 where the ranks divide it
 	Evaluate     bool   `json:",omitempty"` // runs the model without gradients before each step
+	Twice        bool   `json:",omitempty"` // calls the model for two batches in each pass
 	File         bool   `json:",omitempty"` // reloads from a checkpoint on disk
 }
 
@@ -59,7 +60,7 @@ func drawSplit(seed uint64, strategies []string) draw {
 		d.Policy, d.Never, d.OneAxis = pick(r, "blocks", "size", "layers"), chance(r, 0.3), d.Replicate == 1 && chance(r, 0.5)
 		d.Columns = chance(r, 0.15)
 	}
-	d.Evaluate, d.File = chance(r, 0.2), chance(r, 0.2)
+	d.Evaluate, d.File, d.Twice = chance(r, 0.2), chance(r, 0.2), chance(r, 0.2)
 	d.Model = drawModel(r, d.Optimizer != "adamw" && !d.Float64) // gradients by rows are float32
 	if d.Model.branches() && d.Policy != "" {
 		d.Policy = "blocks" // every rank must run all units
@@ -79,6 +80,28 @@ func factorisations(n int) [][2]int {
 }
 
 func (d draw) ranks() int { return d.Replicate * d.Shard }
+
+// calls is how often a rank calls the model in a pass.
+func (d draw) calls() int {
+	if d.Twice {
+		return 2
+	}
+	return 1
+}
+
+// batches draws one step's batches, [microbatch][rank · calls]. Each rank draws all.
+func (d draw) batches(r *rand.Rand) [][]lawBatch {
+	return drawBatches(r, d.Model, d.Microbatches, d.ranks()*d.calls())
+}
+
+// ofRank leaves the batches of one rank.
+func (d draw) ofRank(batches [][]lawBatch, rank int) [][]lawBatch {
+	var own [][]lawBatch
+	for _, all := range batches {
+		own = append(own, all[rank*d.calls():(rank+1)*d.calls()])
+	}
+	return own
+}
 
 // String is what the flag -draw takes.
 func (d draw) String() string {
@@ -112,6 +135,7 @@ func (d draw) simpler() []draw {
 	add(func(d *draw) { d.Columns = false })
 	add(func(d *draw) { d.Evaluate = false })
 	add(func(d *draw) { d.File = false })
+	add(func(d *draw) { d.Twice = false })
 	add(func(d *draw) { d.OneAxis = d.Strategy == "fsdp" && d.Replicate == 1 })
 	add(func(d *draw) { d.Shard = 1 })
 	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
@@ -152,6 +176,7 @@ type outcome struct {
 	evaluations           []float64 // the losses of the first microbatch before each step, if the draw evaluates
 	grads                 map[string]part
 	state                 map[string]part // after the last step
+	unused                []string        // of the trained parameters after the first step
 }
 
 // part is a tensor's elements.
@@ -257,7 +282,7 @@ func (d draw) alone(ctx context.Context, variant int) (outcome, error) {
 		if i == numSteps {
 			t.keepState()
 		}
-		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
+		batches := d.batches(r)
 		for i, ranks := range batches {
 			switch {
 			case variant > 0:
@@ -281,7 +306,7 @@ func (d draw) terms(ctx context.Context) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	batches := drawBatches(rand.New(rand.NewPCG(d.Seed, 18)), d.Model, d.Microbatches, d.ranks())
+	batches := d.batches(rand.New(rand.NewPCG(d.Seed, 18)))
 	valid, sums := countValid(batches), make(map[string]float64)
 	for _, b := range slices.Concat(batches...) {
 		if _, err := t.pass(ctx, []lawBatch{b}, valid); err != nil {
@@ -322,15 +347,12 @@ func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part, d
 	}
 	r := rand.New(rand.NewPCG(d.Seed, 18))
 	for i := range last {
-		batches := drawBatches(r, d.Model, d.Microbatches, d.ranks())
+		batches := d.batches(r)
 		if i < first {
 			continue
 		}
 		valid := countValid(batches)
-		for i, ranks := range batches {
-			batches[i] = ranks[g.Rank() : g.Rank()+1]
-		}
-		if err := t.step(ctx, batches, valid); err != nil {
+		if err := t.step(ctx, d.ofRank(batches, g.Rank()), valid); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -427,10 +449,16 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 	if t.out.grads == nil {
 		t.out.grads = make(map[string]part)
 		for _, p := range params {
-			if g := gradientOf(p); g != nil {
+			switch g := gradientOf(p); {
+			case g != nil:
 				t.out.grads[p.Name()] = partOf(g)
+			case !p.Frozen:
+				t.out.unused = append(t.out.unused, p.Name())
 			}
 		}
+	}
+	if named, is := t.strategy.(interface{ Unused() []string }); is && len(t.out.losses) == 1 {
+		t.out.unused = named.Unused()
 	}
 	maxNorm := t.draw.MaxNorm
 	if maxNorm == 0 {

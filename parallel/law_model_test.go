@@ -60,7 +60,7 @@ func drawModel(r *rand.Rand, sparse bool) modelDraw {
 	}
 	if chance(r, 0.4) {
 		for _, p := range nn.Parameters(m.build(1, tensor.Float32)) {
-			if chance(r, 0.3) && p.Name() != "head" && p.Name() != "headBias" {
+			if chance(r, 0.3) && p.Name() != "head" && p.Name() != "head_bias" {
 				m.Frozen = append(m.Frozen, p.Name())
 			}
 		}

@@ -150,8 +150,11 @@ func (d draw) onRanks(t *testing.T, from map[string]part, dir string) (outcome, 
 // be the same bits.
 func (d draw) assemble(ranks []outcome) (outcome, error) {
 	whole := d.Model.build(int64(d.Seed), tensor.Float32)
-	all := outcome{norms: ranks[0].norms, scales: ranks[0].scales, losses: make([]float64, len(ranks[0].losses)), evaluations: make([]float64, len(ranks[0].evaluations)), grads: make(map[string]part), state: make(map[string]part)}
+	all := outcome{norms: ranks[0].norms, scales: ranks[0].scales, unused: ranks[0].unused, losses: make([]float64, len(ranks[0].losses)), evaluations: make([]float64, len(ranks[0].evaluations)), grads: make(map[string]part), state: make(map[string]part)}
 	for i, r := range ranks {
+		if !slices.Equal(r.unused, all.unused) {
+			return all, fmt.Errorf("rank %d finds %v unused, rank 0 %v", i, r.unused, all.unused)
+		}
 		if !slices.Equal(r.norms, all.norms) || !slices.Equal(r.scales, all.scales) {
 			return all, fmt.Errorf("rank %d has the norms %v, rank 0 %v", i, r.norms, all.norms)
 		}
@@ -299,7 +302,10 @@ func (d draw) compare(got, want outcome, own rounding) error {
 	if d.Optimizer == "adamw" {
 		limit = 1e-4
 	}
-	passes := float64(numSteps * d.Microbatches)
+	if !d.EveryPass && !slices.Equal(got.unused, want.unused) { // else they are those of the last microbatch
+		return fmt.Errorf("unused parameters are %v, want %v", got.unused, want.unused)
+	}
+	passes := float64(numSteps * d.Microbatches * d.calls())
 	if seen := got.state["seen"].elements; !slices.Equal(seen, []float64{passes}) {
 		return fmt.Errorf("the buffer seen is %v after %v passes", seen, passes)
 	}

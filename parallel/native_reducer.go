@@ -36,6 +36,7 @@ type nativeReducer struct {
 	bucketOf map[*nn.Parameter]*bucket
 	shared   []*bufferSync // nil when buffers are left alone
 	rows     rowSync       // of the parameters that have no bucket
+	unused   []string      // parameters of which no rank had a gradient in the last reduction
 
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
@@ -274,6 +275,7 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 
 // dropUnused takes the gradients away that no rank has computed.
 func (r *nativeReducer) dropUnused() {
+	r.unused = r.unused[:0]
 	for _, b := range r.buckets {
 		if len(b.unused) == 0 {
 			continue
@@ -282,10 +284,16 @@ func (r *nativeReducer) dropUnused() {
 		for _, i := range b.unused {
 			if used[i] == 0 {
 				b.params[i].ZeroGrad()
+				if !b.params[i].Frozen {
+					r.unused = append(r.unused, b.params[i].Name())
+				}
 			}
 		}
 	}
+	slices.Reverse(r.unused) // as they come in the model
 }
+
+func (r *nativeReducer) unreached() []string { return r.unused }
 
 // abandonTime is the usual grace. The other ranks come to the reductions within a
 // step, or have failed too.

@@ -186,6 +186,9 @@ func (p *pytorchReducer) forward(c *nn.Ctx, _, sync bool) error {
 	return nil
 }
 
+// unreached returns none: PyTorch's ranks do not tell which parameters they have used.
+func (p *pytorchReducer) unreached() []string { return nil }
+
 // syncBuffers fails: SyncBuffers has no counterpart in PyTorch.
 func (p *pytorchReducer) syncBuffers(context.Context) error {
 	return errors.New("ddp: SyncBuffers is not among the collectives of PyTorch's DDP, whose ranks broadcast buffers in their forward passes")
