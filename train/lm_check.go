@@ -87,7 +87,7 @@ func (r *lmRun) checkModel(saved *SavedRun) error {
 	} else {
 		plan = models.NewGPT(b, r.cfg.model())
 	}
-	return checkMemory("lm", plan, adamBytes, r.cfg.SharedConfig, machineMemory())
+	return checkMemory("lm", plan, r.cfg.SharedConfig)
 }
 
 // checkText reports a step that takes more sequences than a text can have: a token has

@@ -123,12 +123,12 @@ func (c *SharedConfig) arrange(task string, numRanks int, given map[string]strin
 	return nil
 }
 
-// newBuild returns what builds the model of a run. A model that will be sharded is built on
-// tensor.Meta, and each rank makes its shards later, unless its weights are written first:
-// by those of another model, say.
+// newBuild returns what builds the model of a run. It is built on tensor.Meta, and each
+// rank makes what it holds later, unless its weights are written first: by those of another
+// model, say.
 func (c SharedConfig) newBuild(written bool) *nn.Build {
 	b := &nn.Build{Generator: tensor.NewGenerator(c.Seed)}
-	if c.FSDP > 1 && !written {
+	if !written {
 		b.Device = tensor.Meta
 	}
 	return b
@@ -142,7 +142,14 @@ func isOnMeta(model any) bool {
 // runOn is Run with the model spread as the settings say: over a mesh with an axis fsdp, or
 // as Run does it without one.
 func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task Task[B], o Options, report Reporter) error {
-	if c.FSDP > 1 {
+	onMeta := isOnMeta(task.Model)
+	if onMeta {
+		if err := checkRanksMemory(ctx, task.Name, task.Model, c, group); err != nil {
+			return settled(err)
+		}
+	}
+	switch {
+	case c.FSDP > 1:
 		axes := []mesh.Axis{{Name: axisReplicate, Size: c.Replicate}, {Name: axisFSDP, Size: c.FSDP}}
 		if c.Replicate == 1 {
 			axes = axes[1:]
@@ -154,10 +161,14 @@ func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task T
 		defer m.Close()
 		task.Strategy = func(ctx context.Context, model any, _ Axes) (parallel.Strategy, error) {
 			f, err := parallel.FullyShard(ctx, model, m)
-			if err == nil && isOnMeta(model) {
+			if err == nil && onMeta {
 				err = f.Materialize(ctx, tensor.CPU())
 			}
 			return f, err
+		}
+	case onMeta:
+		if err := nn.Materialize(task.Model, tensor.CPU()); err != nil {
+			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
 		}
 	}
 	return Run(ctx, group, task, o, report)

@@ -75,7 +75,9 @@ func begins(ctx context.Context, task string, report Reporter, f func(ctx contex
 	}
 	p := &phases{report: report, doing: "beginning", since: time.Now(), stop: ctx}
 	done := make(chan error, 1)
-	go func() { done <- f(context.WithValue(ctx, phasesKey{}, p), p) }()
+	go func() {
+		done <- withAdvice(task, func() error { return f(context.WithValue(ctx, phasesKey{}, p), p) })
+	}()
 	stop, next := ctx.Done(), firstTold
 	var late <-chan time.Time
 	timer := time.NewTimer(next)

@@ -164,14 +164,14 @@ func TestNonsense(t *testing.T) {
 		"give at most --accumulate 721, with --batch":                                                               vision(func(c *VisionConfig) { c.Accumulate = 3000 }, "accumulate"),
 		"the share of a weight":             vision(func(c *VisionConfig) { c.WeightDecay = 1e4 }, "weight-decay"),
 		"without --eval-every there is one": vision(func(c *VisionConfig) { c.Patience, c.EvalEvery = 2, 0 }, "patience"),
-		"of memory: make it smaller":        vision(func(c *VisionConfig) { c.Widths = []string{"65000", "65000", "65000", "65000"} }, "widths"),
+		"(weights, gradients, optimizer)":   vision(func(c *VisionConfig) { c.Widths = []string{"65000", "65000", "65000", "65000"} }, "widths"),
 		"and there are 899 to train on":     rec(func(c *RecConfig) { c.Batch = 1000 }, "batch"),
 		"--buckets is about a file":         rec(func(c *RecConfig) { c.Buckets = 7 }, "buckets"),
 		"--rows is about the generated":     rec(func(c *RecConfig) { c.Data = "x.csv" }, "rows", "data"),
 		"evaluation, at the end":            rec(func(c *RecConfig) { c.Patience, c.EvalEvery = 2, 0 }, "patience"),
 		"a step takes 200000 sequences of 16 tokens (2 × 100000 = 200000), and there are": lm(func(c *LMConfig) { c.Batch = 100_000 }, "batch"),
 		"--lr 0.007 × --weight-decay 1000":                                                lm(func(c *LMConfig) { c.WeightDecay = 1000 }, "weight-decay"),
-		"train lm: a model of":                                                            lm(func(c *LMConfig) { c.Width, c.Heads, c.Layers = 100_000, 1, 100 }, "width"),
+		"train lm: out of memory: the state of a model of":                                lm(func(c *LMConfig) { c.Width, c.Heads, c.Layers = 100_000, 1, 100 }, "width"),
 	} {
 		if err := check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -95,7 +95,7 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}
-	if err := checkMemory("rec", plan.Model, adagradBytes, r.cfg.SharedConfig, machineMemory()); err != nil {
+	if err := checkMemory("rec", plan.Model, r.cfg.SharedConfig); err != nil {
 		return nil, err
 	}
 	return r.config(), nil

@@ -4,11 +4,7 @@ package train
 
 import (
 	"fmt"
-	"math"
 	"strings"
-
-	"github.com/cohort-ml/cohort/data"
-	"github.com/cohort-ml/cohort/nn"
 )
 
 // Checks of settings, for all recipes. task is the name of the recipe.
@@ -93,28 +89,3 @@ func checkPatience(task string, patience, every int) error {
 	}
 	return fmt.Errorf("train %s: --patience is %d, and without --eval-every there is one evaluation, at the end: give --eval-every", task, patience)
 }
-
-// checkMemory reports a model that needs more memory than the machine has, if all
-// ranks are on it. The model is made on the meta device. each is the number of bytes
-// that a parameter takes, with what the optimizer keeps for it.
-func checkMemory(task string, model any, each uint64, c SharedConfig, have uint64) error {
-	params := nn.NumParams(model)
-	one := float64(params) * float64(each)
-	need := one * float64(c.Ranks/max(1, c.FSDP))
-	if have == 0 || need <= float64(have) {
-		return nil
-	}
-	advice := "make it smaller, or use fewer --ranks"
-	if one <= float64(have) {
-		advice = fmt.Sprintf("shard it, which takes %s in all (--fsdp %d), %s", data.ByteSize(int64(one)), c.Ranks, advice)
-	}
-	return fmt.Errorf("train %s: a model of %.3g parameters takes %s on %d %s, with its gradients and what the optimizer keeps, and there are %s of memory: %s",
-		task, float64(params), data.ByteSize(int64(min(need, math.MaxInt64/2))), c.Ranks, plural(c.Ranks, "rank"), data.ByteSize(int64(have)), advice)
-}
-
-// Bytes of a parameter. AdamW: the weight, its gradient and two averages. Adagrad:
-// the weight and one sum, because the gradients of tables have only a few rows.
-const (
-	adamBytes    = 16
-	adagradBytes = 8
-)

@@ -83,7 +83,7 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
-	if err := checkMemory("vision", plan.Model, adamBytes, r.cfg.SharedConfig, machineMemory()); err != nil {
+	if err := checkMemory("vision", plan.Model, r.cfg.SharedConfig); err != nil {
 		return nil, err
 	}
 	if err := r.keepsSource(&described); err != nil {

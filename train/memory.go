@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/memlimit"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Bytes of a parameter. AdamW: the weight, its gradient and two averages. Adagrad:
+// the weight and one sum, because the gradients of tables have only a few rows.
+const (
+	adamBytes    = 16
+	adagradBytes = 8
+)
+
+// bound is a limit of memory with the number of this run's ranks that share it.
+type bound struct {
+	memlimit.Limit
+	ranks int
+}
+
+// boundsHere returns the limits of this process as those of so many ranks on this machine.
+func boundsHere(ranks int) (all []bound) {
+	for _, l := range memlimit.Limits() {
+		b := bound{l, 1}
+		if l.Scope != "" {
+			b.ranks = ranks
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+// modelState is what the state of a model takes: parameters, gradients and what the
+// optimizer keeps for them.
+type modelState struct {
+	params int
+	bytes  float64 // on a rank that holds all of it
+	ranks  int     // of the run
+}
+
+// need returns how many bytes the ranks that share a bound take, if each holds a part of
+// so many.
+func (s modelState) need(b bound, shards int) float64 {
+	return s.bytes / float64(shards) * float64(b.ranks)
+}
+
+// tightest returns the bound that the ranks exceed most, false if they keep to all.
+func (s modelState) tightest(bounds []bound, shards int) (worst bound, exceeded bool) {
+	most := 1.0
+	for _, b := range bounds {
+		if over := s.need(b, shards) / math.Max(float64(b.Room()), 1); over > most {
+			worst, most, exceeded = b, over, true
+		}
+	}
+	return worst, exceeded
+}
+
+// advice says with how many shards, if any, the state keeps to the bounds.
+func (s modelState) advice(bounds []bound, shards int) string {
+	for n := shards + 1; n <= s.ranks; n++ {
+		if _, exceeded := s.tightest(bounds, n); !exceeded && s.ranks%n == 0 {
+			return fmt.Sprintf("shard it over %d ranks (--fsdp %d), make it smaller, or use fewer --ranks", n, n)
+		}
+	}
+	const mostRanks = 1024
+	for n := s.ranks + 1; n <= mostRanks; n++ {
+		more := slices.Clone(bounds)
+		for i := range more {
+			more[i].ranks = max(1, more[i].ranks*n/s.ranks) // the new ones are where the others are
+		}
+		if _, exceeded := s.tightest(more, n); !exceeded {
+			return fmt.Sprintf("shard it over %d ranks (--fsdp %d --ranks %d), or make it smaller", n, n, n)
+		}
+	}
+	return "make it smaller, or shard it over the ranks of several machines (--fsdp)"
+}
+
+// check returns an error if the state does not keep to the bounds.
+func (s modelState) check(bounds []bound, shards int) error {
+	b, exceeded := s.tightest(bounds, shards)
+	if !exceeded {
+		return nil
+	}
+	whose, used := "on each rank", ""
+	if b.ranks > 1 {
+		whose = fmt.Sprintf("on %d ranks", b.ranks)
+	}
+	if b.Used > 0 {
+		used = fmt.Sprintf(", of which %s are used", byteText(float64(b.Used)))
+	}
+	return fmt.Errorf("out of memory: the state of a model of %.3g parameters (weights, gradients, optimizer) takes %s %s, and there are %s%s (%s): %s",
+		float64(s.params), byteText(s.need(b, shards)), whose, byteText(float64(b.Bytes)), used, b.Source, s.advice(bounds, shards))
+}
+
+func byteText(n float64) string {
+	return fmt.Sprint(data.ByteSize(int64(math.Min(n, math.MaxInt64/2))))
+}
+
+// stateOf returns the size of a model's state in a recipe.
+func stateOf(task string, model any, ranks int) modelState {
+	each := adamBytes
+	if task == "rec" {
+		each = adagradBytes
+	}
+	n := nn.NumParams(model)
+	return modelState{n, float64(n) * float64(each), max(1, ranks)}
+}
+
+// checkMemory reports a model whose state does not fit the memory that the ranks of this
+// machine may use, before they are started. The model is made on the meta device.
+func checkMemory(task string, model any, c SharedConfig) error {
+	if err := stateOf(task, model, c.Ranks).check(boundsHere(max(1, c.Ranks)), max(1, c.FSDP)); err != nil {
+		return fmt.Errorf("train %s: %w", task, err)
+	}
+	return nil
+}
+
+// checkRanksMemory is checkMemory on the ranks: each knows its own limits, and with whom it
+// shares them. If one lacks memory, all return its error.
+func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfig, group *dist.Group) error {
+	const numScopes = 16
+	var bounds []bound
+	mine := make([]int64, numScopes)
+	host, err := os.Hostname()
+	if err != nil {
+		host = group.Node()
+	}
+	for i, l := range memlimit.Limits() {
+		if bounds = append(bounds, bound{l, 1}); i < numScopes && l.Scope != "" {
+			h := fnv.New64a()
+			fmt.Fprint(h, host, " ", l.Scope)
+			mine[i] = int64(h.Sum64() | 1)
+		}
+	}
+	all := tensor.New(tensor.CPU(), tensor.Int64, numScopes*group.Size())
+	if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
+		return fmt.Errorf("train %s: compare the memory of the ranks: %w", task, err)
+	}
+	for i, scope := range mine[:min(len(bounds), numScopes)] {
+		if scope != 0 {
+			bounds[i].ranks = 0
+			for _, other := range all.Int64s() {
+				if other == scope {
+					bounds[i].ranks++
+				}
+			}
+		}
+	}
+	var text []byte
+	if err := stateOf(task, model, group.Size()).check(bounds, max(1, c.FSDP)); err != nil {
+		text = []byte(fmt.Sprintf("train %s: rank %d: %v", task, group.Rank(), err))
+	}
+	const mostText = 1024
+	told := make([]uint8, mostText)
+	copy(told, text)
+	texts := tensor.New(tensor.CPU(), tensor.Uint8, mostText*group.Size())
+	if err := group.AllGather(ctx, texts, tensor.FromUint8(told)); err != nil {
+		return fmt.Errorf("train %s: compare the memory of the ranks: %w", task, err)
+	}
+	for t := range slices.Chunk(texts.Buffer().Data, mostText) {
+		if t[0] != 0 {
+			return errors.New(strings.TrimRight(string(t), "\x00"))
+		}
+	}
+	return nil
+}
+
+// withAdvice calls f, and says what to do if there was no memory for a tensor.
+func withAdvice(task string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			e, ok := v.(error)
+			if !ok || !errors.Is(e, tensor.ErrOutOfMemory) {
+				panic(v)
+			}
+			err = fmt.Errorf("%s: %w", trainOf(task), e)
+		}
+		if errors.Is(err, tensor.ErrOutOfMemory) {
+			err = fmt.Errorf("%w; shard the state of the model over more ranks (--fsdp), or run fewer samples in a pass (a smaller --batch, with --accumulate)", err)
+		}
+	}()
+	return f()
+}
