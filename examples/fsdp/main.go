@@ -57,10 +57,14 @@ func learn(ctx context.Context, group *dist.Group) error {
 		return err
 	}
 	defer m.Close()
-	llama := models.NewLlama(&nn.Build{Generator: tensor.NewGenerator(1)}, config)
+	// The model has no memory yet: each rank makes its shards and nothing else.
+	llama := models.NewLlama(&nn.Build{Generator: tensor.NewGenerator(1), Device: tensor.Meta}, config)
 	whole := nn.NumParams(llama)
 	model, err := parallel.FullyShard(ctx, llama, m)
 	if err != nil {
+		return err
+	}
+	if err := model.Materialize(ctx, tensor.CPU()); err != nil {
 		return err
 	}
 	// From here on a parameter is this rank's shard, and so is the optimizer's state.
