@@ -258,19 +258,27 @@ func (p *parsed) settleBERT(stored map[string]safetensors.Info, names map[string
 	}
 }
 
-// equalTensors says whether two tensors hold the same bits.
+// equalTensors says whether two tensors hold the same bits. It reads both a piece at a
+// time: no rank need have room for a whole table.
 func equalTensors(f checkpoint.Source, a, b safetensors.Info) (bool, error) {
 	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
 		return false, nil
 	}
-	x, y := make([]byte, a.NumBytes()), make([]byte, b.NumBytes())
-	if err := f.ReadTensor(a.Name, x); err != nil {
-		return false, err
+	const piece = 1 << 20
+	x, y := make([]byte, piece), make([]byte, piece)
+	for at, size := int64(0), int64(a.NumBytes()); at < size; at += piece {
+		n := min(piece, size-at)
+		if err := f.ReadRange(a.Name, x[:n], at); err != nil {
+			return false, err
+		}
+		if err := f.ReadRange(b.Name, y[:n], at); err != nil {
+			return false, err
+		}
+		if !bytes.Equal(x[:n], y[:n]) {
+			return false, nil
+		}
 	}
-	if err := f.ReadTensor(b.Name, y); err != nil {
-		return false, err
-	}
-	return bytes.Equal(x, y), nil
+	return true, nil
 }
 
 // withPrefix gives a tensor of a model saved without its head the name that it
