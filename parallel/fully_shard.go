@@ -148,6 +148,7 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	if err := verifySame(ctx, m.World(), model, "fsdp"); err != nil {
 		return nil, err
 	}
+	f.late = watchStragglers(m.World(), &ddpOptions{})
 	if err := f.divide(ctx, model, &o); err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}

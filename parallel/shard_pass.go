@@ -384,6 +384,9 @@ func (p *shardPass) finish(ctx context.Context) error {
 	if err := f.rows.sum(ctx); err != nil {
 		return err
 	}
+	if f.plan == nil {
+		f.late.look(f.mesh.World())
+	}
 	f.unused = f.unused[:0]
 	for _, s := range f.params {
 		if !s.frozen && usedByAny[s.index/63]>>(s.index%63)&1 == 0 {

@@ -33,24 +33,24 @@ type Policy func(model any) ([]Unit, error)
 // unit.
 func ByBlock() Policy {
 	return func(model any) ([]Unit, error) {
-		var units []Unit
+		type kind struct {
+			list string
+			of   reflect.Type
+		}
+		numAlike := map[kind]int{}
+		var elems []Unit
+		kinds := map[string]kind{}
 		for path, m := range nn.Modules(model) {
-			if within(path, units) || !callable(m) {
-				continue
+			if list, index := parentOf(path); isNumber(index) && callable(m) && hasParams(m) {
+				kinds[path] = kind{list, reflect.TypeOf(m)}
+				numAlike[kinds[path]]++
+				elems = append(elems, Unit{Path: path})
 			}
-			list, index := parentOf(path)
-			if !isNumber(index) {
-				continue
-			}
-			numAlike := 0
-			for other, o := range nn.Modules(model) {
-				in, at := parentOf(other)
-				if in == list && isNumber(at) && reflect.TypeOf(o) == reflect.TypeOf(m) && hasParams(o) {
-					numAlike++
-				}
-			}
-			if numAlike > 1 && hasParams(m) {
-				units = append(units, Unit{Path: path})
+		}
+		var units []Unit
+		for _, u := range elems {
+			if numAlike[kinds[u.Path]] > 1 && !within(u.Path, units) {
+				units = append(units, u)
 			}
 		}
 		return units, nil

@@ -89,11 +89,10 @@ type shardUnit struct {
 	sums   [][]*shardParam // what one collective reduces
 
 	// Who uses the full values: calls of the module under way, and passes that come back to it.
-	holds   int
-	here    bool
-	coming  []*mesh.Pending // gathers under way
-	broken  bool            // a gather failed, or was not ended when its pass was given up
-	version uint32
+	holds  int
+	here   bool
+	coming []*mesh.Pending // gathers under way
+	broken bool            // a gather failed, or was not ended when its pass was given up
 
 	grads    []*tensor.Tensor // memory of whole gradients, one a dtype; nil without
 	reducing []*mesh.Pending
