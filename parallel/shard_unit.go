@@ -113,13 +113,14 @@ func (u *shardUnit) name() string {
 // through staging memory.
 const packLimit = 32 << 10
 
-// pack divides parameters into lists that one collective takes.
-func pack(params []*shardParam, dtype func(s *shardParam) tensor.DType) [][]*shardParam {
+// pack divides parameters into lists that one collective takes: those of fewer bytes a chunk than
+// limit share one.
+func pack(params []*shardParam, dtype func(s *shardParam) tensor.DType, limit int) [][]*shardParam {
 	var calls [][]*shardParam
 	small := map[tensor.DType]int{} // index in calls
 	for _, s := range params {
 		d := dtype(s)
-		if s.dim != 0 || numElemsOf(s.chunkShape)*d.Size() >= packLimit {
+		if s.dim != 0 || numElemsOf(s.chunkShape)*d.Size() >= limit {
 			calls = append(calls, []*shardParam{s})
 			continue
 		}
@@ -136,14 +137,14 @@ func pack(params []*shardParam, dtype func(s *shardParam) tensor.DType) [][]*sha
 
 // prepare lays out what the unit communicates.
 func (u *shardUnit) prepare() {
-	u.calls = pack(u.params, fullDType)
+	u.calls = pack(u.params, fullDType, packLimit)
 	var trained []*shardParam
 	for _, s := range u.params {
 		if !s.frozen {
 			trained = append(trained, s)
 		}
 	}
-	u.sums = pack(trained, gradDType)
+	u.sums = pack(trained, gradDType, packLimit)
 }
 
 func shardDType(s *shardParam) tensor.DType { return s.dtype }
