@@ -53,9 +53,14 @@ type modelState struct {
 }
 
 // need returns how many bytes the ranks that share a bound take, if each holds a part of
-// so many.
+// so many. A rank maps the shards of the weights that the others of its machine have.
 func (s modelState) need(b bound, shards int) float64 {
-	return s.bytes / float64(shards) * float64(b.ranks)
+	one := s.bytes / float64(shards)
+	if b.Mapped {
+		const weight = 4
+		one += weight * float64(s.params) * float64(shards-1) / float64(shards)
+	}
+	return one * float64(b.ranks)
 }
 
 // tightest returns the bound that the ranks exceed most, false if they keep to all.

@@ -32,6 +32,7 @@ func TestStateKeepsToLimits(t *testing.T) {
 		{[]bound{shared}, 1, []string{"takes 4800.0 MB on 4 ranks, and there are 2500.0 MB (cgroup)", "over 2 ranks (--fsdp 2)"}},
 		{[]bound{{memlimit.Limit{Bytes: 200 * mb, Source: "ulimit"}, 1}}, 1, []string{"(--fsdp 6 --ranks 6)"}},
 		{[]bound{{memlimit.Limit{Bytes: 200 * mb, Source: "cgroup", Scope: "x"}, 4}}, 1, []string{"over the ranks of several machines"}},
+		{[]bound{{memlimit.Limit{Bytes: 500 * mb, Source: "ulimit", Mapped: true}, 1}}, 2, []string{"takes 750.0 MB on each rank", "(--fsdp 5 --ranks 5)"}},
 		{nil, 1, nil},
 	} {
 		err := state.check(c.bounds, c.shards)

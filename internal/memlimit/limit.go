@@ -15,6 +15,8 @@ type Limit struct {
 	// Scope names the processes for which it holds together, the same on all of
 	// them; "" for a limit of each process.
 	Scope string
+	// Mapped says that memory of other processes counts too, once it is mapped here.
+	Mapped bool
 }
 
 // Room returns how much memory is left.

@@ -36,7 +36,7 @@ func limits(proc, mount string) []Limit {
 	} {
 		var l unix.Rlimit
 		if unix.Getrlimit(r.resource, &l) == nil && l.Cur < none {
-			all = append(all, Limit{Bytes: l.Cur, Used: status[r.used] << 10, Source: r.source})
+			all = append(all, Limit{Bytes: l.Cur, Used: status[r.used] << 10, Source: r.source, Mapped: r.resource == unix.RLIMIT_AS})
 		}
 	}
 	if total := machine["MemTotal:"] << 10; total > 0 {
