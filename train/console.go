@@ -77,6 +77,9 @@ func (c *Console) Start(s Start) {
 	if s.Sharding != "" {
 		fmt.Fprintf(c.w, "sharded %s\n", s.Sharding)
 	}
+	if s.Memory != "" {
+		fmt.Fprintf(c.w, "memory  %s\n", s.Memory)
+	}
 	if s.Given != "" {
 		fmt.Fprintf(c.w, "given   %s\n", s.Given)
 	}

@@ -125,6 +125,10 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 			inputs, targets := tensorsOf(c, batch)
 			return tensor.CrossEntropy(c.Call(model.(nn.Module), inputs), targets)
 		},
+		Blank: func() data.TokenBatch {
+			n := r.cfg.Batch * r.cfg.Context
+			return data.TokenBatch{Rows: r.cfg.Batch, Length: r.cfg.Context, Inputs: make([]int64, n), Targets: make([]int64, n)}
+		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[data.TokenBatch], error) {
 			return r.feed(ctx, saved, from)
 		},

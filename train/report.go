@@ -23,6 +23,7 @@ type Start struct {
 	Ranks, Threads int
 	Strategy       string // how the model is spread over the ranks: "DDP over 4 ranks"
 	Sharding       string // what of the model ranks share out, and what each holds of it; "" for nothing
+	Memory         string // what a rank's tensors will hold in a step; "" where it was not predicted
 	Transport      string
 	Interface      string // at which the other ranks reach this one; "" if by none
 	FirstStep      int    // steps done before

@@ -42,6 +42,10 @@ type Task[B any] struct {
 	// Loss runs the model, as it is wrapped, on a batch and returns the mean
 	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y).
 	Loss func(c *nn.Ctx, model any, batch B) *tensor.Tensor
+	// Blank makes a batch of the size of Feed's, whose values mean nothing. With it Run
+	// predicts before the first step how much memory a step takes: it calls Loss once on
+	// tensor.Meta. nil is no prediction.
+	Blank func() B
 	// Around steps in on the passes of training, such as nn.Recompute.
 	Around []nn.Interceptor
 

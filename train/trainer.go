@@ -247,7 +247,7 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 	s := Start{
 		About: r.task.About, DType: r.o.DType, NumParams: r.numParams,
 		Ranks: r.axes.World.Size(), Threads: tensor.NumThreads(), Transport: r.axes.World.Transport(), Interface: r.axes.World.Interface(),
-		Strategy: r.model.String(), Sharding: r.sharding(), FirstStep: r.step, Steps: r.o.Steps,
+		Strategy: r.model.String(), Sharding: r.sharding(), Memory: r.memory(), FirstStep: r.step, Steps: r.o.Steps,
 	}
 	if saved != nil {
 		s.Resumed = saved.Checkpoint.Path

@@ -334,6 +334,10 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 		Loss: func(c *nn.Ctx, model any, b vision.Batch) *tensor.Tensor {
 			return tensor.CrossEntropy(r.classifier.Logits(c, model.(nn.Module), b), tensor.On(c.Device()).FromInt64(b.Labels, b.N))
 		},
+		Blank: func() vision.Batch {
+			c, n := r.classifier.Config, r.cfg.Batch
+			return vision.Batch{Images: make([]float32, n*c.Channels*c.Size*c.Size), Labels: make([]int64, n), N: n, Channels: c.Channels, Height: c.Size, Width: c.Size}
+		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[vision.Batch], error) {
 			return r.feed(ctx, saved, from)
 		},
