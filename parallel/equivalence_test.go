@@ -53,9 +53,11 @@ var equivalenceVariants = map[string]func(d *draw){
 var equivalenceSplits = []struct {
 	strategy         string
 	replicate, shard int
+	mixed            bool // gathers and reduces in bfloat16
 }{
-	{"ddp", 2, 1}, {"ddp", 3, 1}, {"ddp", 4, 1},
-	{"fsdp", 1, 2}, {"fsdp", 1, 3}, {"fsdp", 1, 4}, {"fsdp", 2, 2},
+	{"ddp", 2, 1, false}, {"ddp", 3, 1, false}, {"ddp", 4, 1, false},
+	{"fsdp", 1, 2, false}, {"fsdp", 1, 3, false}, {"fsdp", 1, 4, false}, {"fsdp", 2, 2, false},
+	{"fsdp", 1, 3, true}, {"fsdp", 2, 2, true},
 }
 
 // lossesOf trains for some steps, and returns the sum of the losses of this
@@ -111,7 +113,8 @@ func (d draw) rankLosses(t *testing.T, steps int, each func(rank int, tr *traine
 
 // TestEquivalence: 30 steps on several ranks have the losses of one rank with the
 // same batches, within 1e-5. In bfloat16 a rank's products round to 8 bits, at
-// other places if the batch is another one: there the bound is 1e-3.
+// other places if the batch is another one: there the bound is 1e-3, and 1e-2 where
+// FSDP reduces gradients in bfloat16 too.
 func TestEquivalence(t *testing.T) {
 	const steps = 30
 	for _, dtype := range []string{"float32", "float64", "bfloat16"} {
@@ -121,7 +124,7 @@ func TestEquivalence(t *testing.T) {
 				d.Optimizer, d.Float64, d.BFloat16 = optimizer, dtype == "float64", dtype == "bfloat16"
 				equivalenceVariants[name](&d)
 				switch {
-				case d.Float64 && (name != "plain" || optimizer != "sgd"), d.BFloat16 && name != "plain" && name != "all of these":
+				case d.Float64 && (name != "plain" || optimizer != "sgd"), d.BFloat16 && name != map[string]string{"sgd": "plain", "adamw": "all of these"}[optimizer]:
 					continue
 				}
 				t.Run(fmt.Sprint(dtype, " ", optimizer, " ", name), func(t *testing.T) { equivalence(t, d, steps) })
@@ -140,11 +143,16 @@ func equivalence(t *testing.T, d draw, steps int) {
 		limit = 1e-3
 	}
 	alone := make(map[int][]float64) // by the number of ranks, whose batches one has
-	worst := 0.0
+	worst, worstMixed := 0.0, 0.0
 	for _, split := range equivalenceSplits {
-		if !slices.Contains(lawStrategies, split.strategy) {
+		if split.mixed && !d.BFloat16 {
 			continue
 		}
+		bound := limit
+		if split.mixed {
+			bound = 1e-2
+		}
+		d.Mixed = split.mixed
 		d.Strategy, d.Replicate, d.Shard = split.strategy, split.replicate, split.shard
 		want := alone[d.ranks()]
 		if want == nil {
@@ -164,23 +172,24 @@ func equivalence(t *testing.T, d draw, steps int) {
 		}
 		for i := range want {
 			off := math.Abs(got[i]-want[i]) / want[i]
-			if !(off <= limit) {
+			if !(off <= bound) {
 				t.Errorf("%s %d × %d, step %d: the loss is %v, want %v", d.Strategy, d.Replicate, d.Shard, i, got[i], want[i])
 				break
 			}
-			worst = max(worst, off)
+			if split.mixed {
+				worstMixed = max(worstMixed, off)
+			} else {
+				worst = max(worst, off)
+			}
 		}
 	}
-	t.Logf("losses differ by at most %.1e", worst)
+	t.Logf("losses differ by at most %.1e, and by %.1e with gradients in bfloat16", worst, worstMixed)
 }
 
 // TestShardsHaveTheBitsOfReplicas: over a flat group, without accumulation and
 // clipping, and with sums in the order of the ranks, FSDP computes the bits that
 // DDP does.
 func TestShardsHaveTheBitsOfReplicas(t *testing.T) {
-	if !slices.Contains(lawStrategies, "fsdp") {
-		t.Skip("there is no FSDP")
-	}
 	const steps = 10
 	for _, ranks := range []int{2, 3, 4, 7} {
 		for _, optimizer := range []string{"sgd", "adamw"} {

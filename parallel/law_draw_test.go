@@ -35,6 +35,7 @@ type draw struct {
 	Policy       string `json:",omitempty"` // of FSDP: blocks, size or layers
 	Never        bool   `json:",omitempty"` // does not reshard after the forward pass
 	OneAxis      bool   `json:",omitempty"` // has no axis replicate, which would have one rank
+	Mixed        bool   `json:",omitempty"` // gathers and reduces in bfloat16
 	Columns      bool   `json:",omitempty"` // cuts matrices along dim 1 where the ranks divide it
 	Evaluate     bool   `json:",omitempty"` // runs the model without gradients before each step
 	Twice        bool   `json:",omitempty"` // calls the model for two batches in each pass
@@ -576,6 +577,9 @@ func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, err
 	}
 	if d.Columns {
 		opts = append(opts, WithShardDim(func(_ string, shape []int) int { return d.dimOf(shape) }))
+	}
+	if d.Mixed {
+		opts = append(opts, WithMixedPrecision(tensor.BFloat16, tensor.BFloat16))
 	}
 	if d.Never {
 		opts = append(opts, WithReshard(Never))

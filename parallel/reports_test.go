@@ -127,6 +127,46 @@ func TestParameterFirstUsedLate(t *testing.T) {
 		draws = append(draws, d)
 	}
 	everySplit(t, draws...)
+	for _, d := range draws {
+		d.Strategy, d.Replicate, d.Shard, d.BFloat16, d.Mixed = "fsdp", 1, 3, true, true
+		if err := d.check(t); err != nil {
+			t.Errorf("in bfloat16: %v\n\trepeat it by -run TestLaw -draw '%v'", err, d)
+		}
+	}
+}
+
+// TestMasterWeightsLoseSmallSteps: huggingface/accelerate#3979. Weights were to be
+// float32 for the optimizer and were not, so that steps below the rounding of bfloat16
+// were lost.
+func TestMasterWeightsLoseSmallSteps(t *testing.T) {
+	d := usual()
+	d.Strategy, d.Replicate, d.Shard, d.BFloat16, d.Mixed = "fsdp", 1, 2, true, true
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := d.Model.build(1, tensor.Float32)
+		s, err := d.wrap(ctx, g, m)
+		if err != nil {
+			return err
+		}
+		tr := &trainer{draw: d, model: m, strategy: s, ranks: 2, opt: optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 1e-5})}
+		before := partOf(m.Head.Data())
+		batches := d.batches(rand.New(rand.NewPCG(1, 1)))
+		if err := tr.step(ctx, d.ofRank(batches, g.Rank()), countValid(batches)); err != nil {
+			return err
+		}
+		after, moved := partOf(m.Head.Data()), 0
+		for i, e := range before.elements {
+			if off := math.Abs(after.elements[i] - e); off > 0 && off < math.Abs(e)/1024 {
+				moved++
+			}
+		}
+		if m.Head.Data().DType() != tensor.Float32 || moved < len(before.elements)/2 {
+			return fmt.Errorf("rank %d: weights of %v, of which %d of %d have made a small step", g.Rank(), m.Head.Data().DType(), moved, len(before.elements))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // TestTiedWeightGetsHalfItsGradient: verl-project/verl#7834,
