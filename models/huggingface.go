@@ -72,6 +72,34 @@ func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
 	return m, err
 }
 
+// EachHuggingFace calls visit with each tensor of the model in a folder, one after the
+// other, in the order of the model's state. A tensor has no memory any more when the next
+// one is read.
+func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error) error {
+	return openHuggingFace(dir, nil, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
+		for _, s := range nn.StateDict(build(&nn.Build{Device: tensor.Meta})) {
+			one, err := checkpoint.Rename(src, func(name string) string {
+				if name != s.Name {
+					return ""
+				}
+				return name
+			})
+			if err != nil {
+				return err
+			}
+			s.Tensor = tensor.Empty(s.Tensor.DType(), s.Tensor.Shape()...)
+			if err = checkpoint.LoadTensors(one, nn.NamedTensors{s}.All(), inFloat32...); err == nil {
+				err = visit(s)
+			}
+			s.Tensor.Free()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // openHuggingFace calls use with the tensors of a folder, under our names, and
 // with what builds the model that they have been compared with.
 func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Source, build func(*nn.Build) Pretrained) error) error {

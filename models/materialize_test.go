@@ -4,8 +4,11 @@ package models
 
 import (
 	"bytes"
+	"path/filepath"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -53,5 +56,53 @@ func TestMaterialize(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestHuggingFaceInParts: the tensors of a folder that are read one after the other, and
+// the shards that a rank reads, are those of the model that is read at once.
+func TestHuggingFaceInParts(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "llama")
+	m := NewLlama(&nn.Build{Generator: tensor.NewGenerator(3)}, LlamaConfig{Vocab: 13, Context: 8, Width: 32, Hidden: 48, Heads: 4, KeyHeads: 2, Layers: 2, Tied: true})
+	if err := SaveHuggingFace(dir, m, 4<<10, nil); err != nil { // in several files
+		t.Fatal(err)
+	}
+	want := nn.StateDict(m)
+	i := 0
+	err := EachHuggingFace(dir, func(s nn.NamedTensor) error {
+		if s.Name != want[i].Name || !bytes.Equal(s.Tensor.Buffer().Data, want[i].Tensor.Buffer().Data) {
+			t.Errorf("tensor %d is %s, want %s with its values", i, s.Name, want[i].Name)
+		}
+		i++
+		return nil
+	})
+	if err != nil || i != len(want) {
+		t.Errorf("visited %d of %d tensors: %v", i, len(want), err)
+	}
+	place, err := mesh.Sketch(1, mesh.Axis{Name: "fsdp", Size: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parts []checkpoint.Part
+	for _, s := range want {
+		l := mesh.Layout{Mesh: place, Shape: s.Tensor.Shape(), Placements: []mesh.Placement{mesh.Shard(0)}}
+		shape, err := l.LocalShape()
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, checkpoint.Part{Name: s.Name, Tensor: mesh.Tensor{Local: tensor.Zeros(shape...), Layout: l}})
+	}
+	if err := LoadHuggingFaceParts(dir, parts); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range parts {
+		boxes, err := p.Boxes()
+		if err != nil || len(boxes) != 1 {
+			t.Fatal(boxes, err)
+		}
+		rows := want[i].Tensor.Narrow(0, boxes[0].Start[0], boxes[0].Shape[0])
+		if !bytes.Equal(p.Local.Buffer().Data, rows.Contiguous().Buffer().Data) {
+			t.Errorf("the shard of %s differs", p.Name)
+		}
 	}
 }

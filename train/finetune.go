@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -162,7 +163,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 			return fail(err)
 		}
 	}
-	if r.base, r.tokenizer, err = at.loadLM(models.WithNotice(r.report.Notice)); err != nil {
+	if err := r.loadBase(at, models.WithNotice(r.report.Notice)); err != nil {
 		return fail(err)
 	}
 	if r.cfg.Context == 0 {
@@ -173,7 +174,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	}
 	moved := saved != nil && r.was.InitFrom != r.cfg.InitFrom
 	if saved == nil || r.cfg.LoRA > 0 || moved {
-		sum, err := checksum(r.base)
+		sum, err := r.checksum()
 		if err != nil {
 			return fail(err)
 		}
@@ -186,7 +187,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	}
 	if moved && r.cfg.LoRA == 0 { // it is the right one, which is all there is to know of it
 		at = place{saved.Checkpoint.Path, saved.Checkpoint}
-		if r.base, r.tokenizer, err = at.loadLM(); err != nil {
+		if err := r.loadBase(at); err != nil {
 			return fail(err)
 		}
 	}
@@ -207,6 +208,67 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 		return fail(fmt.Errorf("%s: %w", at.path, err))
 	}
 	return nil
+}
+
+// loadBase loads the model at a place, or only its outline where the run is sharded: its
+// ranks read their shards later, by fillBase. An adapter is merged into a whole model.
+func (r *lmRun) loadBase(at place, opts ...models.LoadOption) (err error) {
+	r.outline = ""
+	if r.cfg.FSDP > 1 && noAdapter(at.path) == nil {
+		r.outline = at.path
+	}
+	if r.outline == "" {
+		r.base, r.tokenizer, err = at.loadLM(opts...)
+		return err
+	}
+	if r.tokenizer, err = readTokenizer(at.path); err != nil {
+		return err
+	}
+	p, err := models.Outline(at.path, opts...)
+	if err != nil {
+		return err
+	}
+	m, ok := p.(models.CausalLM)
+	if !ok {
+		return fmt.Errorf("%s holds a %s, which does not name the next token: a GPT-2 or a Llama does", at.path, strings.TrimPrefix(fmt.Sprintf("%T", p), "*models."))
+	}
+	r.base = m
+	return fits(r.tokenizer, m)
+}
+
+// fillBase reads what this rank holds of a base of which there was only an outline.
+func (r *lmRun) fillBase(model parallel.Strategy) error {
+	if r.outline == "" {
+		return nil
+	}
+	parts := ModelParts(model)
+	if r.lora != nil {
+		added := make(map[*tensor.Tensor]bool)
+		for _, p := range r.lora.Added {
+			added[p.Parameter.Data()] = true
+		}
+		parts = slices.DeleteFunc(parts, func(p checkpoint.Part) bool { return added[p.Local] })
+		for i := range parts {
+			parts[i].Name = strings.TrimPrefix(parts[i].Name, "base_model.model.")
+		}
+	}
+	if err := models.LoadHuggingFaceParts(r.outline, parts); err != nil {
+		return fmt.Errorf("train lm: --init-from: %w", err)
+	}
+	return nil
+}
+
+// checksum returns that of the base's weights, also where there is only an outline.
+func (r *lmRun) checksum() (string, error) {
+	if r.outline == "" {
+		return checksum(r.base)
+	}
+	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	err := models.EachHuggingFace(r.outline, func(s nn.NamedTensor) error {
+		_, err := h.Write(s.Tensor.Buffer().Data)
+		return err
+	})
+	return fmt.Sprintf("%08x", h.Sum32()), err
 }
 
 // checksum returns that of a model's weights, CRC-32C in hexadecimal.
@@ -263,12 +325,12 @@ func readCompanion(path string) ([]byte, error) {
 
 // adapt puts a LoRA beside the model's weights.
 func (r *lmRun) adapt() (err error) {
-	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
-	if r.cfg.FSDP > 1 { // while the base is whole
+	if r.cfg.FSDP > 1 { // while it is where it was, or whole
 		if err := r.keepBase(); err != nil {
 			return fmt.Errorf("train lm: %w", err)
 		}
 	}
+	b := r.cfg.newBuild(r.outline == "")
 	if r.lora, err = nn.NewLoRA(b, r.base, r.cfg.loraOptions(r.base)); err != nil {
 		return fmt.Errorf("train lm: --lora-targets: %w", err)
 	}
@@ -281,7 +343,33 @@ func (r *lmRun) keepBase() error {
 	if _, err := os.Stat(r.baseDir); !r.keepsBase || err == nil || r.axes.World.Rank() != 0 {
 		return nil
 	}
-	return r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil)
+	weights := r.baseWeights
+	if r.outline != "" {
+		weights = func(w *checkpoint.Writer) error { return copyFile(w, checkpoint.ModelFile, r.outline) }
+	}
+	return r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil, weights)
+}
+
+// copyFile copies a file of a directory into a checkpoint.
+func copyFile(w *checkpoint.Writer, name, dir string) error {
+	from, err := os.Open(filepath.Join(dir, name))
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := w.Create(name)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		return err
+	}
+	return to.Close()
+}
+
+// baseWeights writes the base's weights as they are now.
+func (r *lmRun) baseWeights(w *checkpoint.Writer) error {
+	return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.base).All(), map[string]string{"format": "pt"})
 }
 
 // tunedFiles writes what makes a checkpoint a folder of Hugging Face's or, of a
@@ -358,18 +446,18 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	dir = filepath.Join(r.cfg.Out, mergedDir)
 	progress := checkpoint.Progress{Task: "lm", Step: step, Seed: r.cfg.Seed, Recipe: recipe}
 	r.report.Notice(fmt.Sprintf("%s has the model with the matrices of step %d", dir, step))
-	return checkpoint.Path(dir, step), r.saveWhole(ctx, dir, step, &progress)
+	return checkpoint.Path(dir, step), r.saveWhole(ctx, dir, step, &progress, r.baseWeights)
 }
 
-// saveWhole saves the base's weights, as they are now, as a checkpoint that is
-// alone in a directory, with a progress if there is one.
-func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress) error {
+// saveWhole saves weights of the base as a checkpoint that is alone in a directory, with
+// a progress if there is one.
+func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress, weights func(w *checkpoint.Writer) error) error {
 	config, err := r.tunedConfig()
 	if err != nil {
 		return err
 	}
 	return checkpoint.Replace(ctx, dir, step, func(w *checkpoint.Writer) error {
-		if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.base).All(), map[string]string{"format": "pt"}); err != nil {
+		if err := weights(w); err != nil {
 			return err
 		}
 		for _, name := range companions {

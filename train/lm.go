@@ -40,6 +40,7 @@ type lmRun struct {
 	opt    *optim.AdamW
 	around []nn.Interceptor // of the training passes
 
+	outline    string            // where the weights of base are; "" where base has them
 	baseDir    string            // of the model that was begun with, which the adapter names
 	baseStep   int               // of its checkpoint
 	keepsBase  bool              // in baseDir, in the run's directory
@@ -87,7 +88,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Steps, o.Recipe, o.Config = r.cfg.Steps, recipe, r.config()
-	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), r.fillBase, o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -276,7 +277,7 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 				return fmt.Errorf("train lm: resume: %w", err)
 			}
 		}
-		r.base = r.cfg.newModel(r.cfg.newBuild(r.cfg.LoRA > 0), r.tokenizer)
+		r.base = r.cfg.newModel(r.cfg.newBuild(false), r.tokenizer)
 	}
 	if r.cfg.LoRA > 0 {
 		if err := r.adapt(); err != nil {

@@ -140,8 +140,8 @@ func isOnMeta(model any) bool {
 }
 
 // runOn is Run with the model spread as the settings say: over a mesh with an axis fsdp, or
-// as Run does it without one.
-func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task Task[B], o Options, report Reporter) error {
+// as Run does it without one. fill reads values of the shards; nil for none.
+func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task Task[B], fill func(parallel.Strategy) error, o Options, report Reporter) error {
 	onMeta := isOnMeta(task.Model)
 	if onMeta {
 		if err := checkRanksMemory(ctx, task.Name, task.Model, c, group); err != nil {
@@ -163,6 +163,9 @@ func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task T
 			f, err := parallel.FullyShard(ctx, model, m)
 			if err == nil && onMeta {
 				err = f.Materialize(ctx, tensor.CPU())
+			}
+			if err == nil && fill != nil {
+				err = fill(f)
 			}
 			return f, err
 		}

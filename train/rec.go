@@ -223,7 +223,7 @@ func (r *recRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), nil, o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -246,7 +246,7 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 		return nil, err
 	}
 	phaseOf(ctx).enter("making the model")
-	b := r.cfg.newBuild(r.was != nil)
+	b := r.cfg.newBuild(saved == nil && r.was != nil)
 	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), r.scale()); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}

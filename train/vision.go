@@ -219,7 +219,7 @@ func (r *visionRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), o, r.report)
+	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), nil, o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -254,7 +254,7 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 		}
 	}
 	phaseOf(ctx).enter("making the model")
-	if r.classifier, err = NewClassifier(r.cfg.newBuild(r.was != nil), described); err != nil {
+	if r.classifier, err = NewClassifier(r.cfg.newBuild(saved == nil && r.was != nil), described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
 	if saved == nil && r.was != nil {
