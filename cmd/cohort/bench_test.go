@@ -44,7 +44,8 @@ func TestBench(t *testing.T) {
 		{"ddp --ranks 1 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 1., "threads": 1.}},
 		{"ddp --ranks 2 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 2., "threads": 1.}},
 		{"shard --model mlp --batch 1 --ranks 2 --steps 1", 1, fields{"bench": "shard", "case": "ddp", "model": "mlp", "ranks": 2., "threads": 1., "sent_bytes": 7454784., "predicted_sent_bytes": 7454784.}},
-		{"shard --strategy fsdp --batch 1 --ranks 2 --steps 1", 1, fields{"case": "fsdp", "model": "gpt"}},
+		// A quarter of the 53178584 bytes that a rank has under ddp, and the counts of the optimizer.
+		{"shard --strategy fsdp --batch 1 --ranks 4 --steps 1", 1, fields{"case": "fsdp", "model": "gpt", "state_bytes": 13294808.}},
 		{"shard --model llama --strategy hsdp --batch 1 --ranks 4 --steps 1", 1, fields{"case": "hsdp", "ranks": 4.}},
 		{"shard --model mlp --strategy single --batch 1 --ranks 1 --steps 1 --threads 2", 1, fields{"case": "single", "threads": 2., "state_bytes": 14909520., "predicted_state_bytes": 14909520., "sent_bytes": 0.}},
 		{"collectives --ranks 2 --bytes 4,64 --ops all_reduce,sendrecv,barrier --reps 2", 9, fields{"bench": "collectives", "case": "all_reduce", "ranks": 2., "bytes": 4., "backend": "native", "memory": "shared"}},
