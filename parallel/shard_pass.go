@@ -74,6 +74,9 @@ func (f *FSDP) passOf(c *nn.Ctx) *shardPass {
 			old.close()
 		}
 	}
+	for _, u := range f.units {
+		u.settle(c) // what another pass has ordered may be from before a step
+	}
 	f.passes = append(f.passes, p)
 	tape.OnClose(p.close)
 	return p
@@ -101,6 +104,9 @@ func (p *shardPass) gather(ctx context.Context, u *shardUnit) error {
 		return fmt.Errorf("fsdp: %s have been written to between the forward and the backward pass, so the gradients would be of neither value: step the optimizer after Backward", u.name())
 	}
 	p.versions[u] = version
+	if p.held[u] == 0 {
+		u.refresh()
+	}
 	if err := u.hold(ctx); err != nil {
 		return err
 	}

@@ -251,6 +251,20 @@ func (u *shardUnit) release() {
 	u.f.plan.count(-u.fullBytes())
 }
 
+// refresh gives up the full values that are here for other passes alone, so that they are
+// gathered once more, into the same memory: since those passes have gathered them, an optimizer
+// may have stepped. That asks for no look at the shards, of which ranks may have none: all ranks
+// must come to the same.
+func (u *shardUnit) refresh() {
+	if !u.here {
+		return
+	}
+	holds := u.holds
+	u.holds = 0
+	u.release()
+	u.holds = holds
+}
+
 // settle ends gathers that nobody has waited for. It waits for them until ctx ends.
 func (u *shardUnit) settle(ctx context.Context) {
 	if u.coming == nil {
