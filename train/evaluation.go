@@ -118,16 +118,14 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	return nil
 }
 
-// ofRank0 returns the first metric that rank 0 has: what follows from it must
-// follow on all ranks.
+// ofRank0 returns the first metric that rank 0 has, and makes the best so far that of
+// rank 0, which alone knows what it kept: what follows from them must follow on all ranks.
 func (r *trainer[B]) ofRank0(ctx context.Context, metrics Metrics) (first Metric, err error) {
 	if len(metrics) > 0 {
 		first = metrics[0]
 	}
-	shared := []float64{first.Value, 0}
-	if first.Higher {
-		shared[1] = 1
-	}
+	best := &r.standing
+	shared := [...]float64{first.Value, asNumber(first.Higher), float64(best.Step), best.Value}
 	t := tensor.New(tensor.CPU(), tensor.Float64, len(shared))
 	for i, v := range shared {
 		t.Select(0, i).Fill(v)
@@ -135,7 +133,10 @@ func (r *trainer[B]) ofRank0(ctx context.Context, metrics Metrics) (first Metric
 	if err := r.axes.World.Broadcast(ctx, t, 0); err != nil {
 		return first, err
 	}
-	first.Value, first.Higher = t.Select(0, 0).Item(), t.Select(0, 1).Item() != 0
+	for i := range shared {
+		shared[i] = t.Select(0, i).Item()
+	}
+	first.Value, first.Higher, best.Step, best.Value = shared[0], shared[1] != 0, int(shared[2]), shared[3]
 	return first, nil
 }
 

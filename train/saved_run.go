@@ -119,7 +119,8 @@ func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, ch
 
 // keptBest takes over how good the weights in Out/best are, which may be of a
 // step that the run lost with a crash, or not be there: what is said of the best
-// is said of what is kept. Only rank 0, which keeps it, has to know.
+// is said of what is kept. Only rank 0, which keeps it, has to know: the
+// others hear of it with the next evaluation.
 func (r *trainer[B]) keptBest(ctx context.Context) {
 	if !r.o.Best || r.axes.World.Rank() != 0 {
 		return

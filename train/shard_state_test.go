@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -123,6 +124,35 @@ func TestShardedFaults(t *testing.T) {
 	}
 	if told, _ = f.run(t, 2); told[1] == nil || !strings.Contains(told[1].Error(), "Task.Optimizer returned nil") {
 		t.Errorf("without an optimizer: %v", told[1])
+	}
+}
+
+// TestShardedBest: where the best weights are of a step that the run lost, all ranks know
+// that its evaluation is no better the second time. The others would give rank 0 the
+// weights that it does not keep, which it takes for what it saves next.
+func TestShardedBest(t *testing.T) {
+	scores := metricsOf(map[int]float64{3: 0.5, 6: 0.9, 9: 0.7, 12: 0.8}, true)
+	f := newFitting(t)
+	f.set = func(rank int, task *Task[points], o *Options) {
+		scores(rank, task, o)
+		o.Steps, o.SaveEvery, o.Best, o.Keep = 12, 4, true, 9
+		shardAll(task)
+	}
+	if _, err := f.run(t, 3); err != nil {
+		t.Fatal(err)
+	}
+	saved := func(file string) string { return string(fileOf(t, checkpoint.Path(f.out, 8), file)) }
+	weights, state := saved(checkpoint.ModelFile), saved(checkpoint.OptimizerFile)
+	for _, step := range []int{8, 12} {
+		if err := os.RemoveAll(checkpoint.Path(f.out, step)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.run(t, 3); err != nil {
+		t.Fatal(err)
+	}
+	if saved(checkpoint.ModelFile) != weights || saved(checkpoint.OptimizerFile) != state {
+		t.Error("the run that went on from step 4 saved something else in step 8")
 	}
 }
 
