@@ -84,6 +84,9 @@ func (c *SharedConfig) FillRanks(task string, given map[string]string) error {
 // shape returns how the ranks are arranged.
 func (c SharedConfig) shape(given map[string]string) (meshShape, error) {
 	asked := meshShape{c.Replicate, c.FSDP, c.Ranks}
+	if c.Replicate < 0 || c.FSDP < 0 {
+		return asked, nil // what checks the settings says what they may be
+	}
 	if given["ranks"] == "" && c.Replicate+c.FSDP > 0 {
 		asked.ranks = 0
 	}

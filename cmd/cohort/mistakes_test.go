@@ -60,6 +60,8 @@ func TestMistakes(t *testing.T) {
 		{"train rec --ranks 4 --fsdp 3", "", "train rec: --replicate ? × --fsdp 3 = --ranks 4: 4 is no multiple of 3; leave one of the three out", exitUsage},
 		{"train lm --ranks 4 --fsdp 3 --replicate 2", "", "train lm: --replicate 2 × --fsdp 3 = --ranks 4: the product is 6", exitUsage},
 		{"train lm --fsdp -1", "", "--fsdp is -1, want 0 to 65536", exitUsage},
+		{"train lm --replicate -1", "", "--replicate is -1, want 0 to 65536", exitUsage},
+		{"train lm --fsdp 3 --replicate -1", "", "--replicate is -1, want 0 to 65536", exitUsage},
 		{"train lm --fsdp 2 --init-from x --lora 4 --merge", "", "--merge puts the whole model on one rank, and --fsdp 2 shards it", exitUsage},
 		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
 	} {
