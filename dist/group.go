@@ -122,6 +122,10 @@ func NodeID() string { return meeting.NodeID("") }
 // Node returns the id of the node that this rank runs on.
 func (g *Group) Node() string { return g.node }
 
+// Nodes returns the ids of the nodes that the ranks run on, in rank order. Ranks of equal id
+// are on one node; an empty id says nothing.
+func (g *Group) Nodes() []string { return slices.Clone(g.nodes) }
+
 // Name returns the group's name as errors show it: "world" for the group of all
 // ranks, for others that of [WithName] or one made of the name of the group
 // that they were made from and a number that their members agree on.

@@ -49,6 +49,7 @@
 // # Where things are
 //
 //   - mesh.go: the [Mesh], its axes and groups.
+//   - nodes.go: a mesh that follows the nodes of the ranks.
 //   - submesh.go: a mesh of some axes, and several axes as one.
 //   - picture.go: who is where, and who holds what.
 //   - placement.go: the [Placement] of a tensor on one axis.

@@ -88,3 +88,25 @@ func ExampleNewPlan() {
 	// all-reduce over axis 1: [Shard(0) Partial(sum)] to [Shard(0) Replicate], 128 elements
 	// 64 elements from rank 0
 }
+
+// A model is to be sharded inside each node, and replicated between the nodes: here there is one.
+func ExampleByNode() {
+	err := dist.Spawn(context.Background(), 4, func(ctx context.Context, group *dist.Group) error {
+		m, err := mesh.ByNode(ctx, group, "replicate", "fsdp")
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		if group.Rank() == 0 {
+			fmt.Print(m)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// replicate 1 × fsdp 4
+	//              fsdp 0  1  2  3
+	// replicate 0       0* 1  2  3
+}
