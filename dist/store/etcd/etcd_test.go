@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,9 +130,16 @@ func client(t *testing.T) *clientv3.Client {
 	return c
 }
 
+var numRoots atomic.Int64
+
+// root returns another root each time, also in a test that is run again (-count): below it
+// there is nothing yet.
+func root(t *testing.T) string { return fmt.Sprint(t.Name(), "-", numRoots.Add(1)) }
+
 func TestConformance(t *testing.T) {
 	storetest.Run(t, storetest.Config{MaxValue: etcd.MaxValue, Patience: time.Minute, Open: func(t *testing.T) (store.Store, store.Store) {
-		return etcd.New(client(t), t.Name()), etcd.New(client(t), t.Name()+"/")
+		at := root(t)
+		return etcd.New(client(t), at), etcd.New(client(t), at+"/")
 	}})
 }
 
@@ -139,8 +147,8 @@ func TestConformance(t *testing.T) {
 func TestApart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c := client(t)
-	a, b := etcd.New(c, t.Name()+"/a"), etcd.New(c, t.Name()+"/ab")
+	c, at := client(t), root(t)
+	a, b := etcd.New(c, at+"/a"), etcd.New(c, at+"/ab")
 	for i, s := range []store.Store{a, b, store.Prefix(a, "sub")} {
 		if err := s.Set(ctx, "k", fmt.Append(nil, i)); err != nil {
 			t.Fatal(err)
@@ -170,7 +178,8 @@ func TestApart(t *testing.T) {
 func TestManyKeys(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	a, b := etcd.New(client(t), t.Name()), etcd.New(client(t), t.Name())
+	at := root(t)
+	a, b := etcd.New(client(t), at), etcd.New(client(t), at)
 	const num = 2*etcd.MaxMultiSet + 5
 	var keys []string
 	for i := range num {
@@ -226,8 +235,8 @@ func TestManyKeys(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c := client(t)
-	s := etcd.New(c, t.Name())
+	c, at := client(t), root(t)
+	s := etcd.New(c, at)
 	for i := range 50 {
 		key := fmt.Sprint("k", i)
 		got := make(chan error, 1)
@@ -238,7 +247,7 @@ func TestCompaction(t *testing.T) {
 			}
 			got <- err
 		}()
-		r, err := c.Put(ctx, t.Name()+"-other", key)
+		r, err := c.Put(ctx, at+"-other", key)
 		if err != nil {
 			t.Fatal(err)
 		}

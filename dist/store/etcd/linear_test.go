@@ -4,7 +4,6 @@ package etcd_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -22,14 +21,15 @@ func TestLinearizable(t *testing.T) {
 	if testing.Short() {
 		rounds = 1
 	}
-	first, begun := seeded.Of(t), time.Now().UnixNano() // the server keeps what -count 2 played before
+	first := seeded.Of(t)
 	for round := range rounds {
 		seed := first + uint64(round)
+		at := root(t)
 		var stores []store.Store
 		for range 3 {
 			c := client(t)
 			for range 2 {
-				stores = append(stores, etcd.New(c, fmt.Sprint(t.Name(), begun, " ", round)))
+				stores = append(stores, etcd.New(c, at))
 			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
