@@ -17,8 +17,6 @@ import (
 // the limit after the one before: a call has one limit, not one for each rank or message.
 func TestOneLimitACall(t *testing.T) {
 	const n = 5
-	limit := loaded.Allow(300 * time.Millisecond) // in which the group must be formed, too
-	pace := limit * 6 / 10
 	allReduce := func(numElems int) func(context.Context, *Group) error {
 		return func(ctx context.Context, g *Group) error { return g.AllReduce(ctx, vec(numElems), Sum) }
 	}
@@ -58,6 +56,9 @@ func TestOneLimitACall(t *testing.T) {
 		for _, tc := range calls {
 			t.Run(tr.name+"/"+tc.name, func(t *testing.T) {
 				t.Parallel()
+				// The load counts that this case meets, not the one before it could begin.
+				limit := loaded.Allow(300 * time.Millisecond) // in which the group must be formed, too
+				pace := limit * 6 / 10
 				begun, over := make(chan struct{}), make(chan struct{})
 				err := tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
 					if g.Rank() == 0 {
