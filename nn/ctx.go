@@ -216,6 +216,9 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 	if t := c.pass.leaves[p]; t != nil {
 		return t
 	}
+	if p.whole != nil {
+		panic(tensor.NewError("param", []*tensor.Tensor{p.data}, "this rank has a shard of the parameter, whose shape is %v: call the model by the strategy that has sharded it, such as parallel.FSDP", p.whole))
+	}
 	var sink tensor.Leaf
 	switch {
 	case p.Frozen:

@@ -272,6 +272,11 @@ func (l *LoRA) NumAdded() int {
 func (l *LoRA) Merge() {
 	for _, ad := range l.order {
 		w, inFirst := ad.target.Matrix()
+		for _, p := range []*Parameter{w, ad.b, ad.a} {
+			if p.whole != nil {
+				panic(tensor.NewError("merge lora", []*tensor.Tensor{p.data}, "this rank has a shard of the parameter, whose shape is %v: load the model and the adapter without sharding, and merge there", p.whole))
+			}
+		}
 		left, right := ad.b.Data(), ad.a.Data()
 		if inFirst {
 			left, right = right.T(), left.T()

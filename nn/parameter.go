@@ -22,6 +22,7 @@ type Parameter struct {
 
 	name  string
 	data  *tensor.Tensor
+	whole []int          // the shape of what data is a shard of, nil if it is all
 	grad  *tensor.Tensor // the buffer; holds says whether there is a gradient in it
 	holds bool
 	lent  bool // the buffer was asked for in this backward pass
@@ -57,6 +58,15 @@ func (p *Parameter) SetData(data *tensor.Tensor) {
 	}
 	p.data = data
 }
+
+// Whole returns the shape of the tensor of which Data is this rank's shard; nil where Data is
+// all of it.
+func (p *Parameter) Whole() []int { return slices.Clone(p.whole) }
+
+// SetWhole says that Data is a shard of a tensor of that shape; nil is that it is all of it.
+// [Ctx.Param] then fails unless a wrapper binds the whole by [Ctx.Bind]. It is for wrappers
+// that shard, and stays when SetData gives another shard.
+func (p *Parameter) SetWhole(shape []int) { p.whole = slices.Clone(shape) }
 
 // Grad returns the gradient, nil if there is none.
 func (p *Parameter) Grad() *tensor.Tensor {

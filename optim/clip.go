@@ -37,9 +37,15 @@ func gradsOf(params []*nn.Parameter) []*tensor.Tensor {
 // float64 tensors of no dims on the first parameter's device, computed by that
 // device; norm.Item() waits for the number. Nothing is written. A gradient that
 // is not finite gives a norm that is not and the factor NaN, with which Step
-// leaves the update out: see [CheckGradNorm] and Optimizer.Skipped. Where parameters
+// leaves the update out: see [CheckGradNorm] and Optimizer.Skipped. Where this rank has
+// shards, that is a mistake, for the strategy knows the norm of all ranks. Where parameters
 // are on several devices, the sums of the others are copied to the first.
 func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor) {
+	for i, p := range params {
+		if whole := p.Whole(); whole != nil {
+			fail("clip", p, i, "this rank has a shard of the parameter, whose shape is %v, so the norm would be that of one rank: clip by ClipGradNorm of the strategy", whole)
+		}
+	}
 	dev := tensor.CPU()
 	if len(params) > 0 {
 		dev = params[0].Data().Device()

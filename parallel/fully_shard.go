@@ -325,6 +325,9 @@ func (u *shardUnit) shard() error {
 			s.data.CopyFrom(old.Narrow(s.dim, start, rows))
 		}
 		s.param.SetData(s.data)
+		if u.f.shards.Size() > 1 {
+			s.param.SetWhole(s.shape)
+		}
 		s.param.SetGrad(nil)
 		s.param.SetGradBuffer(nil)
 		s.param.OnZeroGrad(s.forget)

@@ -379,6 +379,14 @@ func (k *oddCase) compare(ctx context.Context, g *dist.Group, want map[string][]
 	if err := k.train(ctx, g.Rank(), g.Size(), f, m); err != nil {
 		return err
 	}
+	if err := compareWhole(ctx, f, want, 3e-5); err != nil {
+		return err
+	}
+	return nothingHeld(f)
+}
+
+// compareWhole compares the parameters with those of one rank, by name.
+func compareWhole(ctx context.Context, f *FSDP, want map[string][]float32, within float64) error {
 	got, err := wholeOf(ctx, f, dataOf)
 	if err != nil {
 		return err
@@ -388,17 +396,9 @@ func (k *oddCase) compare(ctx context.Context, g *dist.Group, want map[string][]
 		for i := range w {
 			off, largest = max(off, abs(w[i]-got[name][i])), max(largest, abs(w[i]))
 		}
-		if off > 3e-5*largest {
+		if off > within*largest {
 			return fmt.Errorf("%s differs by %v from that of one rank, whose largest element is %v", name, off, largest)
 		}
-	}
-	for _, u := range f.units {
-		if u.here || u.coming != nil || u.holds != 0 {
-			return fmt.Errorf("%s are held after the last pass: %d", u.name(), u.holds)
-		}
-	}
-	if n := len(f.passes); n != 0 {
-		return fmt.Errorf("%d passes are left", n)
 	}
 	return nil
 }
@@ -426,5 +426,57 @@ func TestOddModels(t *testing.T) {
 				t.Errorf("the error is %v, want one with %q", err, k.fails)
 			}
 		})
+	}
+}
+
+// TestShardsTakenForWhole: who takes a shard for the whole parameter is told so.
+func TestShardsTakenForWhole(t *testing.T) {
+	failure := func(fn func()) (err error) {
+		defer func() { err, _ = recover().(error) }()
+		fn()
+		return nil
+	}
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		b := &nn.Build{Generator: tensor.NewGenerator(1)}
+		lora, err := nn.NewLoRA(b, &toy{
+			Tokens: nn.NewEmbedding(b, numIDs, width), Hidden: nn.NewSequential(nn.NewLinear(b, width, width)),
+			Norm: nn.NewLayerNorm(b, width), Head: nn.NewLinear(b, width, classes),
+		}, nn.LoRAOptions{Rank: 2, Targets: []string{"head"}})
+		if err != nil {
+			return err
+		}
+		f, err := sharded(ctx, g, lora, 1)
+		if err != nil {
+			return err
+		}
+		ids, targets := newBatches(g.Rank(), g.Size(), 5).next()
+		if _, err := backward(ctx, f, ids, targets); err != nil {
+			return err
+		}
+		_, again := sharded(ctx, g, lora, 1)
+		_, replica := NewDDP(ctx, lora, g)
+		_, single := NewSingle(lora)
+		_, called := backward(ctx, lora, ids, targets)
+		for _, k := range []struct {
+			name string
+			err  error
+			want string
+		}{
+			{"FullyShard again", again, "a shard already, of shape"},
+			{"NewDDP", replica, "a shard already, of shape"},
+			{"NewSingle", single, "a shard already, of shape"},
+			{"a call of the model", called, "call the model by the strategy"},
+			{"LoRA.Merge", failure(lora.Merge), "merge there"},
+			{"optim.ClipGradNorm", failure(func() { optim.ClipGradNorm(nn.Parameters(lora), 1) }), "clip by ClipGradNorm of the strategy"},
+		} {
+			if k.err == nil || !strings.Contains(k.err.Error(), k.want) {
+				return fmt.Errorf("%s gives %v, want %q", k.name, k.err, k.want)
+			}
+		}
+		_, err = backward(ctx, f, ids, targets)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -117,9 +117,6 @@ func ByHand(units ...Unit) Policy {
 	return func(any) ([]Unit, error) { return units, nil }
 }
 
-// callable reports whether m is called as a module: only a call can gather a unit.
-func callable(m any) bool { return checkModule(m) == nil }
-
 func hasParams(m any) bool {
 	for range nn.Uses(m) {
 		return true

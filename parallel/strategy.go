@@ -81,14 +81,24 @@ var (
 	_ nn.Interceptor = (*FSDP)(nil)
 )
 
-// checkModule fails for what cannot be called.
+// checkModule fails for what cannot be called, and for a model that is sharded already.
 func checkModule(model any) error {
-	_, one := model.(nn.Module)
-	_, several := model.(nn.ModuleN)
-	if !one && !several {
+	if !callable(model) {
 		return fmt.Errorf("a %T is no module: it needs a method Forward or ForwardN; see nn.Module and nn.ModuleN", model)
 	}
+	for _, p := range nn.Parameters(model) {
+		if whole := p.Whole(); whole != nil {
+			return fmt.Errorf("%s is a shard already, of shape %v of %v: the model belongs to an FSDP; build another to wrap it anew", p.Name(), p.Data().Shape(), whole)
+		}
+	}
 	return nil
+}
+
+// callable reports whether m is called as a module.
+func callable(m any) bool {
+	_, one := m.(nn.Module)
+	_, several := m.(nn.ModuleN)
+	return one || several
 }
 
 // checkParams fails for a model whose state has no data, or of which a parameter
