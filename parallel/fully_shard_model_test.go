@@ -104,6 +104,8 @@ var mazeCases = []mazeCase{
 	{name: "recompute inside", ranks: 2, around: nn.Recompute(ofType[*nn.LayerNorm]), bits: true},
 	{name: "recompute units", ranks: 2, around: nn.Recompute(ofType[*mazeBlock]), bits: true},
 	{name: "recompute calls", ranks: 2, around: nn.Recompute(ofType[*mazeBlock]), order: []int{0, 1, 0, 2, 2, 0}},
+	{name: "recompute all calls", ranks: 2, around: nn.Recompute(ofType[*maze]), order: []int{0, 1, 0, 2, 2, 0}},
+	{name: "recompute within recompute", ranks: 2, around: nn.Recompute(func(m any) bool { return ofType[*maze](m) || ofType[*mazeBlock](m) }), bits: true},
 	{name: "recompute all", ranks: 2, around: nn.Recompute(ofType[*maze]), bits: true},
 	{name: "accumulate", ranks: 3, micro: 3},
 	{name: "no sync", ranks: 3, micro: 3, noSync: true},

@@ -43,7 +43,9 @@ type shardPass struct {
 
 	// of the backward pass under way
 	walking   bool
-	at        int // the entries from at on have been walked
+	at        int          // the entries from at on have been walked
+	segment   int          // in which the walk is
+	together  []*shardUnit // that are held for it
 	pending   []traceEntry
 	reduced   []*shardUnit
 	numSummed int     // reduced[:numSummed] are summed over the ranks that have shards
@@ -164,57 +166,68 @@ func (p *shardPass) leave(c *nn.Ctx, u *shardUnit) int {
 }
 
 // rerun runs the call of a unit for the second time, within what is recomputed in the backward
-// pass. If the walk comes to this call next, the unit stays until its backward pass is over.
+// pass. All units of what is recomputed are held until the walk has left it.
 func (p *shardPass) rerun(c *nn.Ctx, u *shardUnit, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	end := min(p.at, len(p.trace)) - 1
-	if !p.walking {
-		end = len(p.trace) - 1
-	}
-	following := -1 // where the walk comes next
-	for ; end >= 0; end-- {
-		if e := p.trace[end]; e.ends {
-			if following < 0 {
-				following = end
-			}
-			if e.unit == u {
-				break
-			}
-		}
-	}
-	if end < 0 {
-		c.Fail(fmt.Errorf("fsdp: %s are read by a call that is recomputed and was not made in the forward pass", u.name()))
-	}
-	begin := p.beginOf(end)
-	stays := p.walking && end == following
 	var err error
-	if stays {
-		err = p.advance(c, end)
-	} else {
+	if p.walking {
+		if i := p.lastOf(c.Tape().Segment()); i >= 0 {
+			err = p.advance(c, i)
+		}
+	} else { // a walk to single values: see reach
 		err = p.gather(c, u)
+	}
+	if err == nil && p.held[u] == 0 {
+		err = fmt.Errorf("fsdp: %s are read by a call that is recomputed and was not made in the forward pass", u.name())
 	}
 	if err != nil {
 		c.Fail(err)
 	}
-	y := p.wrap("fsdp gather", end, next(c, p.wrap("fsdp release", begin, x)))
-	if !stays {
-		p.drop(u)
-	}
-	return y
+	return next(c, x)
 }
 
-// beginOf returns where the call began that ended at entry end.
-func (p *shardPass) beginOf(end int) int {
-	depth := 0
-	for i := end; i >= 0; i-- {
-		if e := p.trace[i]; e.unit == p.trace[end].unit {
-			if e.ends {
-				depth++
-			} else if depth--; depth == 0 {
-				return i
-			}
+// lastOf returns the last entry of a segment, and -1 for none.
+func (p *shardPass) lastOf(segment int) int {
+	for i, e := range slices.Backward(p.trace) {
+		if e.segment == segment {
+			return i
 		}
 	}
-	return 0
+	return -1
+}
+
+// holdSegment holds the units of a segment to which the walk has come, and drops those of the
+// one that it has left. A segment is run again as a whole: in its second run, and in the
+// backward pass over that, its calls may read any of them, in an order that the trace does not
+// tell where one unit is called several times.
+func (p *shardPass) holdSegment(ctx context.Context, segment int) error {
+	if segment == p.segment {
+		return nil
+	}
+	for _, u := range p.together {
+		p.drop(u)
+	}
+	p.segment, p.together = segment, nil
+	if segment == 0 {
+		return nil
+	}
+	var units []*shardUnit
+	for _, e := range slices.Backward(p.trace) {
+		if e.segment == segment && !slices.Contains(units, e.unit) {
+			units = append(units, e.unit)
+		}
+	}
+	for k, u := range units {
+		for _, o := range units[k:min(k+2, len(units))] {
+			if err := o.gather(ctx); err != nil {
+				return err
+			}
+		}
+		if err := p.gather(ctx, u); err != nil {
+			return err
+		}
+		p.together = append(p.together, u)
+	}
+	return nil
 }
 
 // wrap returns values whose gradients, on their way back, make the walk of the trace come to
@@ -244,7 +257,7 @@ func (p *shardPass) begin(context.Context) error {
 	}
 	for _, s := range f.params {
 		if s.frozen && !s.param.Frozen {
-			return fmt.Errorf("fsdp: %s was frozen when FullyShard was called and is not any more, so it would get no gradient: call FullyShard again", s.name)
+			return fmt.Errorf("fsdp: %s was frozen when FullyShard was called and is not any more, so it would get no gradient: freeze it after FullyShard, not before, where it is to learn later", s.name)
 		}
 	}
 	if err := f.rows.begin(); err != nil {
@@ -273,6 +286,9 @@ func (p *shardPass) advance(ctx context.Context, i int) error {
 	for p.at > i {
 		e := p.trace[p.at-1]
 		if err := p.launch(ctx, func(o traceEntry) bool { return o.segment == 0 || o.segment != e.segment }); err != nil {
+			return err
+		}
+		if err := p.holdSegment(ctx, e.segment); err != nil {
 			return err
 		}
 		p.at--
@@ -350,6 +366,9 @@ func (p *shardPass) sum(ctx context.Context, n int) error {
 func (p *shardPass) finish(ctx context.Context) error {
 	f := p.f
 	if err := p.advance(ctx, 0); err != nil {
+		return err
+	}
+	if err := p.holdSegment(ctx, 0); err != nil {
 		return err
 	}
 	if err := p.launch(ctx, func(traceEntry) bool { return true }); err != nil {
@@ -511,7 +530,7 @@ func (p *shardPass) close() {
 		}
 	}
 	clear(p.held)
-	p.kept, p.trace, p.walking = nil, nil, false
+	p.kept, p.trace, p.together, p.segment, p.walking = nil, nil, nil, 0, false
 	if len(f.passes) > 0 {
 		return // another pass may come for what is on its way
 	}

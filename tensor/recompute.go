@@ -25,8 +25,12 @@ func (tp *Tape) Recompute(inputs []*Tensor, fn func(inputs []*Tensor) []*Tensor)
 		}
 	}
 	mark := len(tp.scope.live)
-	tp.segments++
-	number, outer := tp.segments, tp.segment
+	outer := tp.segment
+	number := outer // of a call within a call that is run again
+	if number == 0 {
+		tp.segments++
+		number = tp.segments
+	}
 	tp.segment = number
 	outs := tp.withoutRecording(func() []*Tensor { return fn(constants) })
 	tp.segment = outer

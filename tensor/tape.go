@@ -150,7 +150,7 @@ func (tp *Tape) AfterFailure(fn func()) { tp.failed = append(tp.failed, fn) }
 func (tp *Tape) OnClose(fn func()) { tp.closing = append(tp.closing, fn) }
 
 // Segment returns the number of the call of [Tape.Recompute] whose function is being run,
-// for the first time or again; 0 is none. The leaves that a function has brought to the
+// for the first time or again; 0 is none. Within other calls it is that of the outermost. The leaves that a function has brought to the
 // tape get their gradients after the whole of it has been walked again.
 func (tp *Tape) Segment() int { return tp.segment }
 
