@@ -91,8 +91,8 @@ func (c SharedConfig) shape(given map[string]string) (meshShape, error) {
 		asked.ranks = 0
 	}
 	m, err := asked.solve()
-	if err == nil {
-		return m, nil
+	if err == nil || given["ranks"] != config.Flag && given[axisReplicate] != config.Flag && given[axisFSDP] != config.Flag {
+		return m, err // a file that does not agree with itself is wrong
 	}
 	for _, f := range []struct {
 		name  string

@@ -3,8 +3,12 @@
 package train
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
 )
 
 // TestFillRanks: what is left out of replicate × fsdp = ranks follows from the others, and
@@ -32,6 +36,8 @@ func TestFillRanks(t *testing.T) {
 		{"2 4 4", "cfc", meshShape{1, 4, 4}, ""},
 		{"1 2 4", "fcc", meshShape{1, 2, 2}, ""},
 		{"2 2 3", "ccf", meshShape{}, "the product is 4"},
+		{"2 3 4", "ccc", meshShape{}, "the product is 6"},
+		{"0 3 4", "-cc", meshShape{}, "4 is no multiple of 3"},
 	} {
 		var s SharedConfig
 		var from [3]byte
@@ -51,6 +57,31 @@ func TestFillRanks(t *testing.T) {
 			t.Errorf("%s (%s): %v, want %q", c.asked, c.from, err, c.err)
 		case c.err == "" && (err != nil || got != c.want):
 			t.Errorf("%s (%s): %v, %v, want %v", c.asked, c.from, got, err, c.want)
+		}
+	}
+}
+
+// TestJoin: a rank of a job that was started by flags for the axes and a file for the rest
+// does not hold the number of ranks in the file against the job.
+func TestJoin(t *testing.T) {
+	for _, c := range []struct {
+		from map[string]string
+		err  string
+	}{
+		{map[string]string{"ranks": "a.toml:3", "replicate": "a.toml:4", "fsdp": "flag"}, ""},
+		{map[string]string{"ranks": "a.toml:3", "fsdp": "a.toml:4"}, "train lm: ranks is 2 (a.toml:3), but this job was started with 4: leave the setting out"},
+		{map[string]string{"ranks": "flag"}, "train lm: --ranks is 2, but this job was started with 4: leave the flag out"},
+	} {
+		err := dist.Spawn(t.Context(), 4, func(_ context.Context, g *dist.Group) error {
+			s := SharedConfig{Replicate: 1, FSDP: 4, Ranks: 2}
+			err := s.join("lm", g, c.from)
+			if err == nil && (s.Replicate != 1 || s.FSDP != 4 || s.Ranks != 4) {
+				err = fmt.Errorf("the axes are %+v", s)
+			}
+			return err
+		})
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%v: %v, want %q", c.from, err, c.err)
 		}
 	}
 }

@@ -95,8 +95,15 @@ func (c SharedConfig) options(from *SavedRun) Options {
 // join makes the settings those of a rank in a group. given has the settings
 // that the user gave.
 func (c *SharedConfig) join(task string, group *dist.Group, given map[string]string) error {
-	if given["ranks"] != "" && c.Ranks != group.Size() {
-		return settled(fmt.Errorf("train %s: --ranks is %d, but this job was started with %d: leave the flag out", task, c.Ranks, group.Size()))
+	if from := given["ranks"]; from != "" && c.Ranks != group.Size() {
+		// Flags that name axes start other ranks than a file says.
+		m, err := c.shape(given)
+		switch {
+		case from == config.Flag:
+			return settled(fmt.Errorf("train %s: --ranks is %d, but this job was started with %d: leave the flag out", task, c.Ranks, group.Size()))
+		case err != nil || m.ranks != group.Size():
+			return settled(fmt.Errorf("train %s: ranks is %d (%s), but this job was started with %d: leave the setting out", task, c.Ranks, from, group.Size()))
+		}
 	}
 	return c.arrange(task, group.Size(), given)
 }
