@@ -136,7 +136,11 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
 	}
 	err := checkModule(model)
-	if err == nil {
+	switch {
+	case err != nil:
+	case m == nil:
+		err = errors.New("the mesh is nil: make one with mesh.New, with an axis \"fsdp\"")
+	default:
 		err = f.join()
 	}
 	if err == nil {
@@ -204,7 +208,11 @@ func (f *FSDP) join() error {
 // the same error.
 func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 	left := func(p *nn.Parameter) bool { return p.Sparse && !p.Frozen }
-	units, err := assign(model, o.policy, left)
+	var units []*assignment
+	err := errors.New("WithPolicy or WithShardDim got nil: leave the option out for the default")
+	if o.policy != nil && o.shardDim != nil {
+		units, err = assign(model, o.policy, left)
+	}
 	if err == nil {
 		err = f.makeUnits(units, o)
 	}
@@ -582,6 +590,9 @@ func (f *FSDP) String() string {
 	s := fmt.Sprintf("FSDP over %s", countRanks(f.shards.Size()))
 	if f.replicas != nil && f.replicas.Size() > 1 {
 		s = fmt.Sprintf("HSDP, %d replicas over %s each", f.replicas.Size(), countRanks(f.shards.Size()))
+	}
+	if len(f.units) == 1 {
+		return s + " in 1 unit"
 	}
 	return fmt.Sprintf("%s in %d units", s, len(f.units))
 }

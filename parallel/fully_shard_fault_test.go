@@ -59,6 +59,8 @@ func TestShardingRefused(t *testing.T) {
 		{name: "a policy that fails", wrap: func(g *dist.Group, _ *maze) []FSDPOption {
 			return []FSDPOption{WithPolicy(odd(g, func(any) ([]Unit, error) { return nil, errors.New("no idea") }))}
 		}, want: "where rank 1 has an error: no idea"},
+		{name: "no policy", wrap: func(*dist.Group, *maze) []FSDPOption { return []FSDPOption{WithPolicy(nil)} }, want: "WithPolicy or WithShardDim got nil: leave"},
+		{name: "no dim", wrap: func(*dist.Group, *maze) []FSDPOption { return []FSDPOption{WithShardDim(nil)} }, want: "WithPolicy or WithShardDim got nil: leave"},
 		{name: "no dims", wrap: func(_ *dist.Group, m *maze) []FSDPOption {
 			m.Scale.SetData(tensor.Full(1))
 			return nil
@@ -98,6 +100,14 @@ func TestShardingRefused(t *testing.T) {
 				t.Errorf("the ranks are told\n%s\n%s\nwant %q", told[0], told[1], k.want)
 			}
 		})
+	}
+}
+
+// TestNoMesh: a mesh that nobody made is an error, not the end of the program.
+func TestNoMesh(t *testing.T) {
+	want := `fsdp: the mesh is nil: make one with mesh.New, with an axis "fsdp"`
+	if _, err := FullyShard(t.Context(), newMaze(0, 0, 0, 1, 2), nil); err == nil || err.Error() != want {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
 

@@ -55,6 +55,9 @@ type SizeError struct {
 }
 
 func (e *SizeError) Error() string {
+	if len(e.Axes) == 0 {
+		return fmt.Sprintf("mesh: there are no axes for the %d ranks of group %q: give at least one", e.NumRanks, e.Group)
+	}
 	known, inferred := 1, ""
 	for _, a := range e.Axes {
 		if a.Size == 0 {
