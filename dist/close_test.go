@@ -33,8 +33,11 @@ func TestCloseUnderWay(t *testing.T) {
 				return fmt.Errorf("what was to come after it: %w", later)
 			}
 			return err
-		case 2: // keeps the others from getting through
+		case 2: // keeps the others from getting through until they know
 			closed.Wait()
+			if err := g.Recv(ctx, filled(tensor.Float32, 1, 0), closer); !errors.Is(err, ErrLeft) {
+				return fmt.Errorf("what was to come from the rank that has left: %w", err)
+			}
 		}
 		return g.AllReduce(ctx, x, Max)
 	}, func(errs []error) error {

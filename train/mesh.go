@@ -84,7 +84,7 @@ func (c *SharedConfig) FillRanks(task string, given map[string]string) error {
 // shape returns how the ranks are arranged.
 func (c SharedConfig) shape(given map[string]string) (meshShape, error) {
 	asked := meshShape{c.Replicate, c.FSDP, c.Ranks}
-	if c.Replicate < 0 || c.FSDP < 0 {
+	if c.Replicate < 0 || c.FSDP < 0 || given["ranks"] != "" && c.Ranks < 1 {
 		return asked, nil // what checks the settings says what they may be
 	}
 	if given["ranks"] == "" && c.Replicate+c.FSDP > 0 {
