@@ -40,6 +40,12 @@ import (
 // added to, and a parameter that no rank has reached keeps the gradient that it has. Each rank
 // must run the same units in the same order. It may leave out parameters inside of a unit, and
 // need not come to a unit in its backward pass.
+//
+// The backward pass gathers a unit where it comes to a result of the unit's module. A loss that
+// needs values of the inside of a unit, which the module has kept on the side, and no result of
+// it nor of a later unit, fails: the parameters are away. All units of what is recomputed
+// ([nn.Recompute]) are gathered together. A hook of [nn.Parameter.OnGradReady] runs at the end
+// of the pass, with this rank's shard of the average, and inside NoSync it does not run.
 type FSDP struct {
 	// Model is what was wrapped, an nn.Module or nn.ModuleN. Its parameters have the same names
 	// in the FSDP.
