@@ -266,12 +266,25 @@ func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int
 		g.counts.WithFloat32s(func(counts []float32) {
 			for i, p := range g.params {
 				if p.Grad() != nil || p.RowGrad() != nil {
+					g.wantPresent(i, p)
 					counts[i]++
 					b.counted[k] = append(b.counted[k], i)
 					fn(g, i, p, int(counts[i]))
 				}
 			}
 		})
+	}
+}
+
+// wantPresent fails for a parameter whose value was replaced by one of another size or on
+// another device since its state was made.
+func (g *group[O]) wantPresent(i int, p *nn.Parameter) {
+	for _, s := range g.state[i] {
+		d := p.Data()
+		if s.NumElems() != d.NumElems() || s.Device() != d.Device() {
+			fail("step", p, i, "the optimizer was made when the parameter had %d elements on %s, and it has %d on %s: make the optimizer after what replaces parameters (parallel.FullyShard, Materialize, SetData)",
+				s.NumElems(), s.Device().Name(), d.NumElems(), d.Device().Name())
+		}
 	}
 }
 

@@ -375,6 +375,22 @@ func TestWarmupCosine(t *testing.T) {
 	}
 }
 
+// TestOlderThanItsParameters: an optimizer whose parameters were replaced by shards, say, has
+// state that does not fit them.
+func TestOlderThanItsParameters(t *testing.T) {
+	_, ps := named(1)
+	opt := NewAdamW(ps, AdamWOptions{})
+	ps[0].SetData(tensor.FromFloat32([]float32{1, 2, 3}, 3))
+	setGrad(t, ps[0], []float32{1, 1, 1})
+	defer func() {
+		e, ok := recover().(*tensor.Error)
+		if want := "when the parameter had 1 elements on cpu, and it has 3 on cpu: make the optimizer after"; !ok || !strings.Contains(e.Error(), want) {
+			t.Errorf("%v, want %q", e, want)
+		}
+	}()
+	opt.Step(nil)
+}
+
 // TestParameterInTwoGroups: tied weights are one parameter, which nn.Parameters
 // lists once; a list made by hand may have it twice.
 func TestParameterInTwoGroups(t *testing.T) {
