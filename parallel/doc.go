@@ -44,6 +44,11 @@
 // other. Unit 2 stays between the passes, for the backward pass begins
 // with it. So a rank holds the full values of the root and of at most two units.
 //
+// With [WithinGroupsOf](k) a rank keeps a part of the full values of a unit when it gives them
+// up in the forward pass: one of k. The backward pass then gathers from k neighbours, which may
+// be on one node, and not from all. Parts have memory of their own, for all units but the root:
+// 1/k of the parameters, which stays from step to step.
+//
 // Each full value has one tensor for the whole life of the FSDP. Its memory is given up and
 // brought back (tensor.Tensor.Release, Restore), with views of it and what the tape has saved.
 // To read it in between panics with the parameter's name. The whole gradient of a unit lies in
@@ -77,6 +82,7 @@
 //	fully_shard.go      FSDP and its options: FullyShard, and what a training loop calls
 //	shard_policy.go     which module is a unit, and which unit has a parameter
 //	shard_unit.go       the shards, full values and gradients of a unit
+//	shard_part.go       what a rank keeps of the full values within groups of neighbours
 //	shard_pass.go       when units are gathered, given up and reduced in a pass
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory

@@ -199,7 +199,7 @@ func TestShardsHaveTheBitsOfReplicas(t *testing.T) {
 				equivalenceVariants[name](&d)
 				states := make(map[string][]map[string]part)
 				losses := make(map[string][]float64)
-				for _, how := range []string{"ddp", "fsdp", "fsdp without reshard"} {
+				for _, how := range []string{"ddp", "fsdp", "fsdp without reshard", "fsdp within groups"} {
 					e := d
 					e.Strategy, e.Replicate, e.Shard = how, 1, ranks
 					switch how {
@@ -207,6 +207,11 @@ func TestShardsHaveTheBitsOfReplicas(t *testing.T) {
 						e.Replicate, e.Shard = ranks, 1
 					case "fsdp without reshard":
 						e.Strategy, e.Never, e.OneAxis = "fsdp", true, true
+					case "fsdp within groups":
+						if ranks != 4 {
+							continue
+						}
+						e.Strategy, e.Near = "fsdp", 2
 					}
 					states[how] = make([]map[string]part, ranks)
 					var err error

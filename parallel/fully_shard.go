@@ -64,7 +64,8 @@ type FSDP struct {
 	rows       rowSync                       `name:"-"`
 	numTrained int
 	shared     []*bufferSync `name:"-"`
-	keep       bool
+	keep       bool          // full values stay until the backward pass is over
+	near       *mesh.Mesh    // has the neighbours with which this rank keeps parts; nil for none
 
 	sync     bool // false inside of NoSync
 	passes   []*shardPass
@@ -83,7 +84,7 @@ type FSDPOption func(*fsdpOptions)
 
 type fsdpOptions struct {
 	policy         Policy
-	keep           bool
+	reshard        Reshard
 	shardDim       func(name string, shape []int) int
 	gather, reduce tensor.DType // of matrices; 0 is their own
 }
@@ -91,7 +92,7 @@ type fsdpOptions struct {
 // WithPolicy divides the model into units by p. The default is [ByBlock].
 func WithPolicy(p Policy) FSDPOption { return func(o *fsdpOptions) { o.policy = p } }
 
-// Reshard says when the full values of a unit are given up.
+// Reshard says when the full values of a unit are given up: Always, Never, or [WithinGroupsOf].
 type Reshard int
 
 const (
@@ -102,9 +103,9 @@ const (
 	Never
 )
 
-// WithReshard chooses when the full values of units are given up. Those of the model itself stay
-// for the whole pass in any case.
-func WithReshard(r Reshard) FSDPOption { return func(o *fsdpOptions) { o.keep = r == Never } }
+// WithReshard chooses when the full values of units are given up, and whether a part is kept.
+// Those of the model itself stay for the whole pass in any case.
+func WithReshard(r Reshard) FSDPOption { return func(o *fsdpOptions) { o.reshard = r } }
 
 // WithShardDim cuts parameters along the dim that dim returns for their name and shape. The
 // default is 0. Along another dim the number of ranks must divide the parameter.
@@ -138,7 +139,7 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 		opt(&o)
 	}
 	f := &FSDP{
-		Model: model, mesh: m, keep: o.keep, sync: true, grace: abandonTime,
+		Model: model, mesh: m, keep: o.reshard == Never, sync: true, grace: abandonTime,
 		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
 	}
 	err := checkModule(model)
@@ -160,6 +161,9 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	}
 	f.late = watchStragglers(m.World(), &ddpOptions{})
 	if err := f.divide(ctx, model, &o); err != nil {
+		return nil, fmt.Errorf("fsdp: %w", err)
+	}
+	if err := f.formGroups(ctx, o.reshard); err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
 	if err := f.distribute(ctx); err != nil {
@@ -220,13 +224,16 @@ func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 		units, err = assign(model, o.policy, left)
 	}
 	if err == nil {
+		err = f.checkReshard(o.reshard)
+	}
+	if err == nil {
 		err = f.makeUnits(units, o)
 	}
 	var text strings.Builder
 	if err != nil {
 		fmt.Fprintf(&text, "an error: %v\n", err)
 	} else {
-		fmt.Fprintf(&text, "%v, full values kept: %v\n", f.mesh.Axes(), f.keep)
+		fmt.Fprintf(&text, "%v, full values given up: %v\n", f.mesh.Axes(), o.reshard)
 		for _, s := range f.params {
 			fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d, gathered in %v and reduced in %v\n", s.name, s.unit.path, s.dim, s.fullDType, s.gradDType)
 		}
@@ -352,12 +359,12 @@ func (u *shardUnit) shard() error {
 
 // allocate makes the memory of the unit's shards, and that of its full values, which is released.
 func (u *shardUnit) allocate() {
-	for s, chunk := range layOut(u.params, shardDType, memoryFor(u.f.shards)) {
+	for s, chunk := range layOut(u.params, 1, shardDType, memoryFor(u.f.shards)) {
 		s.chunk = chunk
 		s.chunk.SetName(s.name)
 	}
 	low := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.fullDType == s.dtype })
-	for s, wire := range layOut(low, fullDType, memoryFor(u.f.shards)) {
+	for s, wire := range layOut(low, 1, fullDType, memoryFor(u.f.shards)) {
 		s.wire = wire
 		s.wire.SetName(s.name)
 	}

@@ -61,6 +61,15 @@ func TestShardingRefused(t *testing.T) {
 		}, want: "where rank 1 has an error: no idea"},
 		{name: "no policy", wrap: func(*dist.Group, *maze) []FSDPOption { return []FSDPOption{WithPolicy(nil)} }, want: "WithPolicy or WithShardDim got nil: leave"},
 		{name: "no dim", wrap: func(*dist.Group, *maze) []FSDPOption { return []FSDPOption{WithShardDim(nil)} }, want: "WithPolicy or WithShardDim got nil: leave"},
+		{name: "groups that do not divide", wrap: func(*dist.Group, *maze) []FSDPOption {
+			return []FSDPOption{WithReshard(WithinGroupsOf(3))}
+		}, want: "WithReshard(WithinGroupsOf(3)): axis fsdp has 2 ranks, which groups of 3 do not divide: choose a size that divides 2"},
+		{name: "groups of none", wrap: func(*dist.Group, *maze) []FSDPOption {
+			return []FSDPOption{WithReshard(WithinGroupsOf(0))}
+		}, want: "WithReshard(WithinGroupsOf(0)): a group has at least 1 rank"},
+		{name: "another reshard", wrap: func(g *dist.Group, _ *maze) []FSDPOption {
+			return []FSDPOption{WithReshard(WithinGroupsOf(1 + g.Rank()))}
+		}, want: "full values given up: never where rank 1 has [{fsdp 2}], full values given up: within groups of 2;"},
 		{name: "no dims", wrap: func(_ *dist.Group, m *maze) []FSDPOption {
 			m.Scale.SetData(tensor.Full(1))
 			return nil

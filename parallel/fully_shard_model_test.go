@@ -95,12 +95,21 @@ type mazeCase struct {
 
 func ofType[T any](m any) bool { _, ok := m.(T); return ok }
 
+var groups = []FSDPOption{WithReshard(WithinGroupsOf(2))}
+
 var mazeCases = []mazeCase{
 	{name: "plain", ranks: 2, bits: true},
 	{name: "uneven", ranks: 3, bits: true},
 	{name: "four", ranks: 4, bits: true},
 	{name: "calls", ranks: 2, order: []int{0, 1, 0, 2, 2, 0}},
 	{name: "kept", ranks: 2, opts: []FSDPOption{WithReshard(Never)}, bits: true},
+	{name: "groups", ranks: 4, opts: groups, bits: true},
+	{name: "groups of three", ranks: 6, opts: []FSDPOption{WithReshard(WithinGroupsOf(3))}, bits: true},
+	{name: "groups, calls", ranks: 4, opts: groups, order: []int{0, 1, 0, 2, 2, 0}},
+	{name: "groups, recompute", ranks: 4, opts: groups, around: nn.Recompute(ofType[*mazeBlock]), order: []int{0, 1, 0, 2, 2, 0}},
+	{name: "groups, recompute all", ranks: 4, opts: groups, around: nn.Recompute(ofType[*maze]), bits: true},
+	{name: "groups, accumulate", ranks: 4, opts: groups, micro: 3},
+	{name: "groups, small units", ranks: 4, opts: append([]FSDPOption{WithPolicy(BySize(1))}, groups...), bits: true},
 	{name: "recompute inside", ranks: 2, around: nn.Recompute(ofType[*nn.LayerNorm]), bits: true},
 	{name: "recompute units", ranks: 2, around: nn.Recompute(ofType[*mazeBlock]), bits: true},
 	{name: "recompute calls", ranks: 2, around: nn.Recompute(ofType[*mazeBlock]), order: []int{0, 1, 0, 2, 2, 0}},

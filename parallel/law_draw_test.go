@@ -34,6 +34,7 @@ type draw struct {
 	Recompute    bool   `json:",omitempty"`
 	Policy       string `json:",omitempty"` // of FSDP: blocks, size or layers
 	Never        bool   `json:",omitempty"` // does not reshard after the forward pass
+	Near         int    `json:",omitempty"` // reshards within groups of so many ranks
 	OneAxis      bool   `json:",omitempty"` // has no axis replicate, which would have one rank
 	Mixed        bool   `json:",omitempty"` // gathers and reduces in bfloat16
 	Columns      bool   `json:",omitempty"` // cuts matrices along dim 1 where the ranks divide it
@@ -66,6 +67,9 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if d.Model.branches() && d.Policy != "" {
 		d.Policy = "blocks" // every rank must run all units
 	}
+	if d.Strategy == "fsdp" && !d.Never && d.Shard > 1 && chance(r, 0.5) {
+		d.Near = pick(r, divisors(d.Shard)...)
+	}
 	return d
 }
 
@@ -75,6 +79,17 @@ func factorisations(n int) [][2]int {
 	for a := 1; a <= n; a++ {
 		for b := 1; a*b <= n; b++ {
 			out = append(out, [2]int{a, b})
+		}
+	}
+	return out
+}
+
+// divisors returns the numbers from 2 on that divide n.
+func divisors(n int) []int {
+	var out []int
+	for k := 2; k <= n; k++ {
+		if n%k == 0 {
+			out = append(out, k)
 		}
 	}
 	return out
@@ -133,14 +148,15 @@ func (d draw) simpler() []draw {
 	})
 	add(func(d *draw) { d.Replicate = 1 })
 	add(func(d *draw) { d.Never = false })
+	add(func(d *draw) { d.Near = 0 })
 	add(func(d *draw) { d.Columns = false })
 	add(func(d *draw) { d.Evaluate = false })
 	add(func(d *draw) { d.File = false })
 	add(func(d *draw) { d.Twice = false })
 	add(func(d *draw) { d.OneAxis = d.Strategy == "fsdp" && d.Replicate == 1 })
-	add(func(d *draw) { d.Shard = 1 })
+	add(func(d *draw) { d.Shard, d.Near = 1, 0 })
 	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
-	add(func(d *draw) { d.Shard = min(d.Shard, 2) })
+	add(func(d *draw) { d.Shard, d.Near = min(d.Shard, 2), min(d.Near, 2) })
 	add(func(d *draw) { d.MaxNorm = 0 })
 	add(func(d *draw) { d.Recompute = false })
 	add(func(d *draw) { d.EveryPass = false })
@@ -610,6 +626,9 @@ func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, err
 	}
 	if d.Never {
 		opts = append(opts, WithReshard(Never))
+	}
+	if d.Near > 0 && d.Shard%d.Near == 0 { // a state is reloaded on other ranks too
+		opts = append(opts, WithReshard(WithinGroupsOf(d.Near)))
 	}
 	return FullyShard(ctx, model, m, opts...)
 }

@@ -93,7 +93,7 @@ func (p *shardPass) enter(c *nn.Ctx, u *shardUnit) (int, error) {
 		return i, err
 	}
 	if next := p.next(i); next != nil {
-		return i, next.gather(c)
+		return i, p.order(c, next)
 	}
 	return i, nil
 }
@@ -108,6 +108,9 @@ func (p *shardPass) gather(ctx context.Context, u *shardUnit) error {
 	p.versions[u] = version
 	if p.held[u] == 0 {
 		u.refresh()
+	}
+	if err := p.order(ctx, u); err != nil {
+		return err
 	}
 	if err := u.hold(ctx); err != nil {
 		return err
@@ -160,6 +163,9 @@ func (p *shardPass) leave(c *nn.Ctx, u *shardUnit) int {
 	case p.recording && p.isLast(i):
 		p.trace[i].kept = true
 	default:
+		if p.recording {
+			p.keepPart(u)
+		}
 		p.drop(u)
 	}
 	return i
@@ -218,7 +224,7 @@ func (p *shardPass) holdSegment(ctx context.Context, segment int) error {
 	}
 	for k, u := range units {
 		for _, o := range units[k:min(k+2, len(units))] {
-			if err := o.gather(ctx); err != nil {
+			if err := p.order(ctx, o); err != nil {
 				return err
 			}
 		}
@@ -308,6 +314,7 @@ func (p *shardPass) advance(ctx context.Context, i int) error {
 		}
 		p.drop(u)
 		if e.first {
+			p.forgetPart(u)
 			if k := slices.Index(p.kept, u); k >= 0 {
 				p.kept = slices.Delete(p.kept, k, k+1)
 				p.drop(u)
@@ -322,7 +329,7 @@ func (p *shardPass) advance(ctx context.Context, i int) error {
 func (p *shardPass) prefetch(ctx context.Context) error {
 	for _, e := range slices.Backward(p.trace[:p.at]) {
 		if e.ends {
-			return e.unit.gather(ctx)
+			return p.order(ctx, e.unit)
 		}
 	}
 	return nil
@@ -530,6 +537,9 @@ func (p *shardPass) close() {
 		}
 	}
 	clear(p.held)
+	for _, u := range f.units {
+		p.forgetPart(u)
+	}
 	p.kept, p.trace, p.together, p.segment, p.walking = nil, nil, nil, 0, false
 	if len(f.passes) > 0 {
 		return // another pass may come for what is on its way

@@ -54,8 +54,12 @@ func (f *FSDP) allGather(ctx context.Context, dsts []*tensor.Tensor, values []me
 	if f.plan == nil {
 		return mesh.AllGatherAsync(ctx, shardAxis, dsts, values...)
 	}
-	f.plan.note(f.cutCall(operation.AllGather, f.shards, values, true))
-	return planned(f, shardAxis, mesh.Replicate(), dsts, values)
+	group := f.shards
+	if values[0].Mesh == f.near {
+		group = f.near.World()
+	}
+	f.plan.note(cutCall(operation.AllGather, group, group.Size(), values, group.LocalSize() > 1))
+	return planned(shardAxis, mesh.Replicate(), dsts, values)
 }
 
 // reduceScatter sums whole gradients over the ranks that have shards, or notes that it would.
@@ -63,8 +67,8 @@ func (f *FSDP) reduceScatter(ctx context.Context, dim int, dsts []*tensor.Tensor
 	if f.plan == nil {
 		return mesh.ReduceScatterAsync(ctx, shardAxis, dim, dsts, values...)
 	}
-	f.plan.note(f.cutCall(operation.ReduceScatter, f.shards, values, true))
-	return planned(f, shardAxis, mesh.Shard(dim), dsts, values)
+	f.plan.note(cutCall(operation.ReduceScatter, f.shards, f.shards.Size(), values, true))
+	return planned(shardAxis, mesh.Shard(dim), dsts, values)
 }
 
 // allReduce sums the shards of gradients over the replicas, or notes that it would.
@@ -72,20 +76,20 @@ func (f *FSDP) allReduce(ctx context.Context, values []mesh.Tensor) *mesh.Pendin
 	if f.plan == nil {
 		return mesh.AllReduceAsync(ctx, replicateAxis, values...)
 	}
-	f.plan.note(f.cutCall(operation.AllReduce, f.replicas, values, f.replicas.LocalSize() > 1))
+	f.plan.note(cutCall(operation.AllReduce, f.replicas, f.shards.Size(), values, f.replicas.LocalSize() > 1))
 	locals := make([]*tensor.Tensor, len(values))
 	for i, v := range values {
 		locals[i] = v.Local
 	}
-	return planned(f, replicateAxis, mesh.Replicate(), locals, values)
+	return planned(replicateAxis, mesh.Replicate(), locals, values)
 }
 
-// cutCall is the call by which a group gathers or reduces values, of each of which the axis fsdp
-// has a chunk.
-func (f *FSDP) cutCall(op operation.Op, group *dist.Group, values []mesh.Tensor, shared bool) plannedCall {
+// cutCall is the call by which a group gathers or reduces values, of each of which a rank has one
+// of numParts.
+func cutCall(op operation.Op, group *dist.Group, numParts int, values []mesh.Tensor, shared bool) plannedCall {
 	count := 0
 	for _, v := range values {
-		count += numElemsOf(v.Shape) / f.shards.Size()
+		count += numElemsOf(v.Shape) / numParts
 	}
 	c := operation.Call{Op: op, DType: operation.DType(values[0].Local.DType()), Count: count}
 	if op.Reduces() {
@@ -96,8 +100,8 @@ func (f *FSDP) cutCall(op operation.Op, group *dist.Group, values []mesh.Tensor,
 
 // planned is a collective that takes no time: its results are in dsts, with another placement on
 // an axis.
-func planned(f *FSDP, axis string, p mesh.Placement, dsts []*tensor.Tensor, values []mesh.Tensor) *mesh.Pending {
-	at, _ := f.mesh.Index(axis)
+func planned(axis string, p mesh.Placement, dsts []*tensor.Tensor, values []mesh.Tensor) *mesh.Pending {
+	at, _ := values[0].Mesh.Index(axis)
 	out := slices.Clone(values)
 	for i := range out {
 		placements := slices.Clone(out[i].Placements)
@@ -114,7 +118,7 @@ func (f *FSDP) sketch() *FSDP {
 	g := &FSDP{
 		Model: f.Model, mesh: f.mesh, shards: f.shards, replicas: f.replicas, device: tensor.Meta,
 		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, rows: rowSync{by: f.rows.by, ranks: f.rows.ranks},
-		numTrained: f.numTrained, keep: f.keep, sync: true, outlines: map[bool][]outline{}, types: typeCheck{done: true}, plan: &shardPlan{},
+		numTrained: f.numTrained, keep: f.keep, near: f.near, sync: true, outlines: map[bool][]outline{}, types: typeCheck{done: true}, plan: &shardPlan{},
 	}
 	of := map[*shardParam]*shardParam{}
 	for _, u := range f.units {

@@ -46,6 +46,8 @@ type shardParam struct {
 	wire        *tensor.Tensor
 	wireVersion uint32
 
+	part *tensor.Tensor // see shardUnit.partOf; in fullDType, nil if none was kept yet
+
 	padded     []int // shape of base
 	chunkShape []int
 	device     tensor.Device
@@ -92,6 +94,8 @@ type shardUnit struct {
 	holds  int
 	here   bool
 	coming []*mesh.Pending // gathers under way
+	source *shardPass      // whose parts they gather; nil for the shards
+	partOf *shardPass      // whose full values this rank has a part of; nil for none
 	broken bool            // a gather failed, or was not ended when its pass was given up
 
 	grads    []*tensor.Tensor // memory of whole gradients, one a dtype; nil without
@@ -163,8 +167,7 @@ func (u *shardUnit) gather(ctx context.Context) error {
 	for _, call := range u.calls {
 		values, bases := make([]mesh.Tensor, len(call)), make([]*tensor.Tensor, len(call))
 		for i, s := range call {
-			values[i] = mesh.Tensor{Local: s.toSend(), Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.sharded}}
-			bases[i] = s.base
+			values[i], bases[i] = u.toGather(s), s.base
 		}
 		// All have their memory when the collective begins, and count it as no write.
 		var restore func(i int) error
@@ -210,15 +213,14 @@ func (u *shardUnit) arrive(ctx context.Context) error {
 	for i, p := range u.coming {
 		out, err := p.Wait(wait)
 		for j := 0; err == nil && j < len(out); j++ {
-			u.calls[i][j].at = out[j].Placements
-			err = out[j].Expect(u.calls[i][j].whole...)
+			err = u.calls[i][j].gathered(out[j])
 		}
 		if err != nil {
 			u.broken = true
 			return fmt.Errorf("fsdp: gather %s: %w", u.name(), err)
 		}
 	}
-	u.coming, u.here = nil, true
+	u.coming, u.source, u.here = nil, nil, true
 	return nil
 }
 
@@ -281,7 +283,7 @@ func (u *shardUnit) settle(ctx context.Context) {
 		u.broken = true // the memory stays with the gathers
 		return
 	}
-	u.coming, u.here = nil, true
+	u.coming, u.source, u.here = nil, nil, true
 	u.release()
 }
 
@@ -402,7 +404,7 @@ func (u *shardUnit) land() {
 // have none: one tensor for each dtype.
 func (u *shardUnit) allocateLandings(which int) {
 	trained := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.frozen })
-	for s, view := range layOut(trained, gradDType, memoryFor(u.f.replicas)) {
+	for s, view := range layOut(trained, 1, gradDType, memoryFor(u.f.replicas)) {
 		view.SetName(s.name + ".grad")
 		s.landings[which] = view
 		if which > 0 {
@@ -415,21 +417,23 @@ func (u *shardUnit) allocateLandings(which int) {
 	}
 }
 
-// layOut returns memory of the shapes of the parameters' chunks: views of one tensor for each
-// dtype.
-func layOut(params []*shardParam, dtype func(s *shardParam) tensor.DType, alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor) map[*shardParam]*tensor.Tensor {
+// layOut returns memory for numChunks of the chunks of each parameter: views of one tensor for
+// each dtype.
+func layOut(params []*shardParam, numChunks int, dtype func(s *shardParam) tensor.DType, alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor) map[*shardParam]*tensor.Tensor {
 	views, sizes := map[*shardParam]*tensor.Tensor{}, map[tensor.DType]int{}
 	for _, s := range params {
-		sizes[dtype(s)] += roundUp(numElemsOf(s.chunkShape), dtype(s))
+		sizes[dtype(s)] += roundUp(numElemsOf(s.chunkShape)*numChunks, dtype(s))
 	}
 	flats := map[tensor.DType]*tensor.Tensor{}
 	for _, s := range params {
-		d, n := dtype(s), numElemsOf(s.chunkShape)
+		d, n := dtype(s), numElemsOf(s.chunkShape)*numChunks
+		shape := slices.Clone(s.chunkShape)
+		shape[s.dim] *= numChunks
 		if flats[d] == nil {
 			flats[d] = alloc(s.device, d, sizes[d])
 			sizes[d] = 0 // from now on what is given out
 		}
-		views[s] = flats[d].Narrow(0, sizes[d], n).Reshape(s.chunkShape...)
+		views[s] = flats[d].Narrow(0, sizes[d], n).Reshape(shape...)
 		sizes[d] += roundUp(n, d)
 	}
 	return views
