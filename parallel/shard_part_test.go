@@ -62,6 +62,46 @@ func TestWithinGroups(t *testing.T) {
 	}
 }
 
+// TestPartsArePredicted: the predicted peak is larger by the memory of the parts.
+func TestPartsArePredicted(t *testing.T) {
+	err := spawn(t, 4, func(ctx context.Context, g *dist.Group) error {
+		var peaks []int64
+		parts, slack := int64(0), int64(0)
+		for _, opts := range [][]FSDPOption{nil, groups} {
+			model := newMaze(0, g.Rank(), 0, 1, 2)
+			f, err := sharded(ctx, g, model, 1, opts...)
+			if err != nil {
+				return err
+			}
+			ids, targets := newBatches(g.Rank(), g.Size(), 5).next()
+			p := Predict(ctx, f, PredictOptions{Loss: lossOn(ids, targets)})
+			if p.NoPeak != nil {
+				return p.NoPeak
+			}
+			peaks = append(peaks, p.PeakBytes)
+			c := nn.Training(ctx)
+			_, err = lossOf(c, f, ids, targets)
+			c.Close()
+			if err != nil {
+				return err
+			}
+			for _, s := range f.params {
+				if s.part != nil {
+					parts += sizeOf(s.part.Shape(), s.part.DType())
+					slack += 64 // each begins at a cache line
+				}
+			}
+		}
+		if more := peaks[1] - peaks[0]; parts == 0 || more < parts || more > parts+slack {
+			return fmt.Errorf("the peak with parts is predicted %d bytes larger, and they have %d", more, parts)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestShardedByNode: over a mesh that follows the nodes, the ranks compute what one group of
 // replicas does, also where the ranks of a node do not follow each other.
 func TestShardedByNode(t *testing.T) {
