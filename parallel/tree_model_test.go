@@ -188,6 +188,8 @@ func TestTrees(t *testing.T) {
 			opts := []FSDPOption{WithPolicy(ByFunc(func(path string, m any) bool { t, ok := m.(*tree); return ok && t.unit }))}
 			if k.keep {
 				opts = append(opts, WithReshard(Never))
+			} else if k.ranks == 4 && k.replicas == 0 {
+				opts = append(opts, groups...)
 			}
 			f, err := sharded(ctx, g, m, k.replicas, opts...)
 			if err != nil {
