@@ -67,8 +67,8 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if d.Model.branches() && d.Policy != "" {
 		d.Policy = "blocks" // every rank must run all units
 	}
-	if d.Strategy == "fsdp" && !d.Never && d.Shard > 1 && chance(r, 0.5) {
-		d.Near = pick(r, divisors(d.Shard)...)
+	if sizes := divisors(d.Shard); d.Strategy == "fsdp" && !d.Never && len(sizes) > 0 && chance(r, 0.9) {
+		d.Near = pick(r, sizes...)
 	}
 	return d
 }
@@ -84,10 +84,10 @@ func factorisations(n int) [][2]int {
 	return out
 }
 
-// divisors returns the numbers from 2 on that divide n.
+// divisors returns the numbers that divide n, without 1 and n.
 func divisors(n int) []int {
 	var out []int
-	for k := 2; k <= n; k++ {
+	for k := 2; k < n; k++ {
 		if n%k == 0 {
 			out = append(out, k)
 		}
