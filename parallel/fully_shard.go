@@ -139,7 +139,7 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 		opt(&o)
 	}
 	f := &FSDP{
-		Model: model, mesh: m, keep: o.reshard == Never, sync: true, grace: abandonTime,
+		Model: model, mesh: m, device: tensor.CPU(), keep: o.reshard == Never, sync: true, grace: abandonTime,
 		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
 	}
 	err := checkModule(model)
@@ -269,6 +269,9 @@ func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
 		switch {
 		case s == nil:
 			f.rows.sparse = append(f.rows.sparse, p)
+			if len(f.params) == 0 {
+				f.device = p.Data().Device()
+			}
 			continue
 		case !s.frozen && !s.dtype.IsFloat():
 			return fmt.Errorf("%s is %v, which has no gradient: freeze it, or make it a buffer", s.name, s.dtype)

@@ -485,3 +485,43 @@ func TestShardsTakenForWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestNothingToShard: a model may have no parameter that is sharded, or none at all.
+func TestNothingToShard(t *testing.T) {
+	for name, sparse := range map[string]bool{"sparse": true, "without parameters": false} {
+		t.Run(name, func(t *testing.T) {
+			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+				var model nn.Module = &nn.GELU{}
+				if sparse {
+					e := nn.NewEmbedding(&nn.Build{Generator: tensor.NewGenerator(1)}, numIDs, width)
+					e.Weight.Sparse = true
+					model = e
+				}
+				f, err := sharded(ctx, g, model, 1)
+				if err != nil {
+					return err
+				}
+				err = oddPass(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
+					if sparse {
+						return c.Call(f, tensor.FromInt64([]int64{1, 2, int64(3 + g.Rank())})).Mean(), nil
+					}
+					return c.Call(f, c.Leaf(tensor.Full(1, 4))).Mean(), nil
+				})
+				if err != nil {
+					return err
+				}
+				norm, _, err := f.ClipGradNorm(ctx, nn.Parameters(model), 1)
+				if err != nil {
+					return err
+				}
+				if got := norm.Item(); (got > 0) != sparse {
+					return fmt.Errorf("the norm is %v", got)
+				}
+				return nothingHeld(f)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
