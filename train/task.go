@@ -46,7 +46,8 @@ type Task[B any] struct {
 	// predicts before the first step how much memory a step takes: it calls Loss once on
 	// tensor.Meta. nil is no prediction.
 	Blank func() B
-	// Around steps in on the passes of training, such as nn.Recompute.
+	// Around steps in on the passes of training, such as nn.Recompute, and on those on
+	// tensor.Meta that predict a step.
 	Around []nn.Interceptor
 
 	// Optimizer makes the optimizer of those parameters of Model that are trained;
