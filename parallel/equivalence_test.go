@@ -116,7 +116,10 @@ func (d draw) rankLosses(t *testing.T, steps int, each func(rank int, tr *traine
 // other places if the batch is another one: there the bound is 1e-3, and 1e-2 where
 // FSDP reduces gradients in bfloat16 too.
 func TestEquivalence(t *testing.T) {
-	const steps = 30
+	steps := 30
+	if testing.Short() {
+		steps = 2
+	}
 	for _, dtype := range []string{"float32", "float64", "bfloat16"} {
 		for _, optimizer := range []string{"sgd", "adamw"} {
 			for _, name := range slices.Sorted(mapKeys(equivalenceVariants)) {
@@ -190,7 +193,10 @@ func equivalence(t *testing.T, d draw, steps int) {
 // clipping, and with sums in the order of the ranks, FSDP computes the bits that
 // DDP does.
 func TestShardsHaveTheBitsOfReplicas(t *testing.T) {
-	const steps = 10
+	steps := 10
+	if testing.Short() {
+		steps = 2
+	}
 	for _, ranks := range []int{2, 3, 4, 7} {
 		for _, optimizer := range []string{"sgd", "adamw"} {
 			for _, name := range []string{"plain", "tied", "frozen", "recomputation"} {
