@@ -4,12 +4,15 @@ package mesh
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/nearest"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Axis is one axis of a mesh. A Size of 0 is inferred from the number of ranks; at most one
@@ -96,7 +99,7 @@ func equation(axes []Axis) string {
 func (m *Mesh) equation() string { return equation(m.axes) }
 
 // New arranges all ranks of g in a mesh, in row-major order. All ranks of g call it with the
-// same axes. The product of the sizes must be the size of g, otherwise the error is a
+// same axes, which they compare. The product of the sizes must be the size of g, otherwise the error is a
 // [*SizeError]. The members of an axis make its group among themselves. The group of an axis
 // that has all ranks is g itself. [Mesh.Close] closes the groups that New has made. [Over] makes
 // a mesh of some of the ranks.
@@ -107,6 +110,9 @@ func New(ctx context.Context, g *dist.Group, axes ...Axis) (*Mesh, error) {
 	}
 	m := arrange(axes, count(g.Size()), g.Rank())
 	m.base, m.world = g, g
+	if err := m.compare(ctx); err != nil {
+		return nil, err
+	}
 	return m.formed(m.form(ctx))
 }
 
@@ -131,7 +137,45 @@ func Over(ctx context.Context, g *dist.Group, ranks []int, axes ...Axis) (*Mesh,
 	if err := m.formWorld(ctx); err != nil {
 		return nil, err
 	}
+	if err := m.compare(ctx); err != nil {
+		return m.formed(err)
+	}
 	return m.formed(m.form(ctx))
+}
+
+// compare makes sure that all ranks of the mesh have given the same axes. Ranks with other axes
+// would wait for each other where they make groups.
+func (m *Mesh) compare(ctx context.Context) error {
+	const most = 248 // bytes of the text that ranks exchange, before its checksum
+	text := m.equation()
+	mine := make([]byte, most, most+8)
+	copy(mine, text)
+	sum := fnv.New64a()
+	_, _ = sum.Write([]byte(text)) // never fails
+	mine = sum.Sum(mine)
+	words := make([]int64, len(mine)/8)
+	for i := range words {
+		words[i] = int64(binary.LittleEndian.Uint64(mine[8*i:]))
+	}
+	all := tensor.New(tensor.CPU(), tensor.Int64, m.Size(), len(words))
+	if err := m.world.AllGather(ctx, all, tensor.FromInt64(words)); err != nil {
+		return fmt.Errorf("mesh: compare the axes %s of the ranks: %w", text, err)
+	}
+	of := func(rank int) (words []int64, text string) {
+		words = all.Narrow(0, rank, 1).Int64s()
+		var b []byte
+		for _, w := range words {
+			b = binary.LittleEndian.AppendUint64(b, uint64(w))
+		}
+		return words, strings.TrimRight(string(b[:most]), "\x00")
+	}
+	first, axes := of(0)
+	for rank := 1; rank < m.Size(); rank++ {
+		if other, has := of(rank); !slices.Equal(first, other) {
+			return fmt.Errorf("mesh: rank %d has given the axes %s, and rank 0 %s: give the same axes on all ranks", rank, has, axes)
+		}
+	}
+	return nil
 }
 
 // Sketch returns a mesh without groups as the rank with the given number would see it. Layouts

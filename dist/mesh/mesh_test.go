@@ -102,3 +102,27 @@ func TestGroups(t *testing.T) {
 		}
 	}
 }
+
+// TestAxesThatDiffer: ranks that give other axes get an error that says so, all of them, and do
+// not wait for each other.
+func TestAxesThatDiffer(t *testing.T) {
+	for _, c := range []struct {
+		axes [2][]Axis // of ranks 0 and 1, and of ranks 2 and 3
+		want string
+	}{
+		{[2][]Axis{{{"replicate", 2}, {"fsdp", 2}}, {{"fsdp", 4}}}, "mesh: rank 2 has given the axes fsdp 4, and rank 0 replicate 2 × fsdp 2: give the same axes on all ranks"},
+		{[2][]Axis{{{"replicate", 2}, {"fsdp", 2}}, {{"fsdp", 2}, {"replicate", 2}}}, "rank 2 has given the axes fsdp 2 × replicate 2"},
+		{[2][]Axis{{{strings.Repeat("x", 300), 4}}, {{strings.Repeat("x", 300) + "y", 4}}}, "rank 2 has given the axes xxx"},
+	} {
+		errs := make([]error, 4)
+		_ = dist.Spawn(t.Context(), 4, func(ctx context.Context, g *dist.Group) error {
+			_, errs[g.Rank()] = New(ctx, g, c.axes[g.Rank()/2]...)
+			return nil
+		})
+		for rank, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("rank %d: %v, want %q", rank, err, c.want)
+			}
+		}
+	}
+}
