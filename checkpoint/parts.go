@@ -5,6 +5,7 @@ package checkpoint
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -69,12 +70,16 @@ func (p Part) check() error {
 // the others need none. Replicas send nothing. The tensors must not change until it
 // returns. metadata is as in [Writer.WriteTensors].
 //
-// Where rank 0 fails, the other ranks wait until it leaves the group, or until the
+// The ranks compare what they save first: a rank that saves another file or other tensors
+// is an error on all of them. Where rank 0 fails, the other ranks wait until it leaves the group, or until the
 // group's timeout.
 func WriteParts(ctx context.Context, w *Writer, name string, parts []Part, metadata map[string]string) error {
 	list, err := describe(name, parts)
 	if w != nil {
 		return w.writeParts(ctx, name, list, err, metadata)
+	}
+	if err == nil {
+		err = compareParts(ctx, name, list)
 	}
 	if err != nil {
 		return err
@@ -94,6 +99,9 @@ func WriteParts(ctx context.Context, w *Writer, name string, parts []Part, metad
 
 // writeParts is WriteParts on rank 0, of what describe has returned.
 func (w *Writer) writeParts(ctx context.Context, name string, list []Part, err error, metadata map[string]string) error {
+	if err == nil {
+		err = compareParts(ctx, name, list)
+	}
 	if err != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -124,6 +132,34 @@ func (w *Writer) writeParts(ctx context.Context, name string, list []Part, err e
 	return w.writeSafetensors(name, metadata, func(f *File, metadata map[string]string) error {
 		return safetensors.WriteEach(f, infosOf(list), metadata, data)
 	})
+}
+
+// compareParts makes sure that all ranks of a mesh save the same file. What ranks send to
+// rank 0 has no names, so that a rank that saves another file, such as the optimizer's
+// state, would give its tensors for the model's.
+func compareParts(ctx context.Context, name string, list []Part) error {
+	i := slices.IndexFunc(list, func(p Part) bool { return !p.isWhole() })
+	if i < 0 {
+		return nil
+	}
+	sum := fnv.New64a()
+	fmt.Fprintf(sum, "%q", name)
+	for _, p := range list {
+		fmt.Fprintf(sum, " %q %v %v", p.Name, p.Local.DType(), p.shape())
+	}
+	group := list[i].Mesh.World()
+	mine := []int64{int64(sum.Sum64()), int64(len(list))}
+	all := tensor.New(tensor.CPU(), tensor.Int64, group.Size(), len(mine))
+	if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
+		return fmt.Errorf("checkpoint: %s: compare what the ranks save: %w", name, err)
+	}
+	of := all.Int64s()
+	for rank := 1; rank < group.Size(); rank++ {
+		if other := of[rank*len(mine):][:len(mine)]; !slices.Equal(other, of[:len(mine)]) {
+			return fmt.Errorf("checkpoint: %s: rank %d saves another file or other tensors (%d of them) than rank 0 (%d): save the same on all ranks", name, rank, other[1], of[1])
+		}
+	}
+	return nil
 }
 
 // onHost returns a tensor whose elements lie densely where the CPU sees them: t itself

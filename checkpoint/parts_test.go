@@ -268,3 +268,35 @@ func TestBadParts(t *testing.T) {
 		}
 	}
 }
+
+// TestPartsThatDiffer: a rank that saves another file, or other tensors of the same shapes, is
+// an error on every rank, and nothing is saved.
+func TestPartsThatDiffer(t *testing.T) {
+	for _, c := range []struct{ file, tensor string }{{OptimizerFile, "w"}, {ModelFile, "v"}} {
+		dir := t.TempDir()
+		errs := make([]error, 2)
+		_ = dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+			m, err := mesh.New(ctx, g, mesh.Axis{Name: "fsdp"})
+			if err != nil {
+				return err
+			}
+			part := func(name string) []Part {
+				return []Part{{name, mesh.Tensor{Local: tensor.Zeros(2, 2), Layout: mesh.Layout{Mesh: m, Shape: []int{4, 2}, Placements: []mesh.Placement{mesh.Shard(0)}}}}}
+			}
+			if g.Rank() == 1 {
+				errs[1] = WriteParts(ctx, nil, c.file, part(c.tensor), nil)
+				return nil
+			}
+			errs[0] = Save(ctx, dir, 1, func(w *Writer) error { return WriteParts(ctx, w, ModelFile, part("w"), nil) }, 1)
+			return nil
+		})
+		for rank, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "rank 1 saves another file or other tensors (1 of them) than rank 0 (1): save the same on all ranks") {
+				t.Errorf("%v: rank %d: %v", c, rank, err)
+			}
+		}
+		if _, _, err := Latest(t.Context(), dir); err == nil {
+			t.Errorf("%v: a checkpoint was saved", c)
+		}
+	}
+}
