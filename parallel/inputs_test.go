@@ -70,6 +70,9 @@ func TestSeveralInputs(t *testing.T) {
 		if _, err := NewDDP(ctx, &struct{ P *nn.Parameter }{}, g); err == nil || !strings.Contains(err.Error(), "ForwardN") {
 			return errors.New("what is no module is accepted")
 		}
+		if _, err := NewDDP(ctx, (*nn.Linear)(nil), g); err == nil || !strings.Contains(err.Error(), "the model is a nil *nn.Linear") {
+			return fmt.Errorf("a nil model: %w", err)
+		}
 		return nil
 	})
 	if err != nil {

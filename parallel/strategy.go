@@ -5,6 +5,7 @@ package parallel
 import (
 	"context"
 	"fmt"
+	"reflect"
 
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
@@ -83,6 +84,9 @@ var (
 
 // checkModule fails for what cannot be called, and for a model that is sharded already.
 func checkModule(model any) error {
+	if v := reflect.ValueOf(model); v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("the model is a nil %T: make it first", model)
+	}
 	if !callable(model) {
 		return fmt.Errorf("a %T is no module: it needs a method Forward or ForwardN; see nn.Module and nn.ModuleN", model)
 	}
