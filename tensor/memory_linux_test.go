@@ -14,6 +14,9 @@ import (
 // TestOutOfMemory: a tensor for which the shell's limit leaves no memory is an error
 // with its size and the limit; memory that is given back is used again.
 func TestOutOfMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts this program again, which an emulator of another processor cannot")
+	}
 	const child = "TENSOR_TEST_OUT_OF_MEMORY"
 	if os.Getenv(child) != "" {
 		for _, shared := range []bool{false, true} {
