@@ -201,7 +201,7 @@ func (p Part) gather(ctx context.Context) (*tensor.Tensor, error) {
 		case me == 0 && rank == 0:
 			place(whole, onHost(p.Local), boxes)
 		case me == 0:
-			if err := receive(ctx, group.Recv, whole, boxes, rank); err != nil {
+			if err := p.receive(ctx, whole, boxes, rank); err != nil {
 				return nil, err
 			}
 		case me == rank:
@@ -214,20 +214,22 @@ func (p Part) gather(ctx context.Context) (*tensor.Tensor, error) {
 }
 
 // receive puts what a rank sends into a whole tensor.
-func receive(ctx context.Context, recv func(context.Context, *tensor.Tensor, int) error, whole *tensor.Tensor, boxes []mesh.Box, rank int) error {
-	b := boxes[0]
+func (p Part) receive(ctx context.Context, whole *tensor.Tensor, boxes []mesh.Box, rank int) error {
+	b, group := boxes[0], p.Mesh.World()
 	if len(boxes) == 1 && len(b.Shape) > 0 && slices.Equal(b.Shape[1:], whole.Shape()[1:]) {
-		return recv(ctx, whole.Narrow(0, b.Start[0], b.Shape[0]), rank)
+		return group.Recv(ctx, whole.Narrow(0, b.Start[0], b.Shape[0]), rank)
 	}
-	local := make([]int, len(b.Shape))
-	for _, b := range boxes {
-		for d := range local {
-			local[d] = max(local[d], b.LocalStart[d]+b.Shape[d])
-		}
+	at, err := p.Mesh.CoordinateOf(rank)
+	if err != nil {
+		return err
+	}
+	local, err := mesh.LocalShape(p.Shape, p.Mesh.Shape(), p.Placements, at)
+	if err != nil {
+		return err
 	}
 	t := tensor.Empty(whole.DType(), local...)
 	defer t.Free()
-	if err := recv(ctx, t, rank); err != nil {
+	if err := group.Recv(ctx, t, rank); err != nil {
 		return err
 	}
 	place(whole, t, boxes)

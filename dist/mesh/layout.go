@@ -75,13 +75,7 @@ func LocalShape(shape, meshShape []int, placements []Placement, coordinate []int
 	if err != nil {
 		return nil, err
 	}
-	local := make([]int, len(shape))
-	for d, ss := range spans {
-		for _, s := range ss {
-			local[d] += s.length
-		}
-	}
-	return local, nil
+	return extents(spans), nil
 }
 
 // Check says what is wrong with the placements for a tensor of the given shape on a mesh of
