@@ -188,7 +188,7 @@ func (e *BERTEmbeddings) embed(c *nn.Ctx, ids, segments *tensor.Tensor) *tensor.
 		segments = c.Tape().Const(tensor.New(ids.Device(), tensor.Int64, 1))
 	}
 	x := c.Call(e.Words, ids).Add(c.Call(e.Segments, segments))
-	x = x.Add(c.Call(e.Positions, tensor.Arange(ids.Device(), ids.Dim(-1))))
+	x = x.Add(c.Call(e.Positions, c.Positions(ids.Dim(-1))))
 	return c.Call(e.Dropout, c.Call(e.Norm, x))
 }
 
@@ -210,7 +210,7 @@ func newBERTLayer(b *nn.Build, g BERTConfig) *BERTLayer {
 		Attention: &BERTAttention{
 			Self: &BERTSelfAttention{
 				Query: newBERTLinear(b, g.Width, g.Width), Key: newBERTLinear(b, g.Width, g.Width), Value: newBERTLinear(b, g.Width, g.Width),
-				heads: g.Heads, dropout: g.attentionDropout(),
+				Attention: &nn.DotProductAttention{HeadDim: g.Width / g.Heads, Dropout: g.attentionDropout()},
 			},
 			Output: newBERTOutput(b, g, g.Width),
 		},
@@ -241,8 +241,7 @@ type BERTAttention struct {
 type BERTSelfAttention struct {
 	Query, Key, Value *nn.Linear
 
-	heads   int
-	dropout float64
+	Attention *nn.DotProductAttention
 }
 
 // ForwardN maps x [batch, time, width], with a mask or nil, to one tensor of the
@@ -250,15 +249,9 @@ type BERTSelfAttention struct {
 func (a *BERTSelfAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("BERTSelfAttention", in, "x and a mask or nil", 2)
 	x := in[0]
-	split := func(l *nn.Linear) *tensor.Tensor {
-		return c.Call(l, x).Reshape(x.Dim(0), x.Dim(1), a.heads, x.Dim(2)/a.heads)
-	}
-	o := tensor.AttentionOptions{Mask: in[1]}
-	if c.Training() {
-		o.Dropout, o.Generator = a.dropout, c.Generator()
-	}
-	y := tensor.ScaledDotProductAttention(split(a.Query), split(a.Key), split(a.Value), o)
-	return []*tensor.Tensor{y.Reshape(x.Shape()...)}
+	dim := a.Attention.HeadDim
+	y := c.CallN(a.Attention, inHeads(c.Call(a.Query, x), dim), inHeads(c.Call(a.Key, x), dim), inHeads(c.Call(a.Value, x), dim), in[1])[0]
+	return []*tensor.Tensor{besideEachOther(y)}
 }
 
 // BERTDense is a linear layer, under the name that Hugging Face gives it.

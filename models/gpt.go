@@ -134,10 +134,9 @@ func NewGPTDecoder(b *nn.Build, g GPTConfig) *GPTDecoder {
 		d.Blocks = append(d.Blocks, &GPTBlock{
 			Norm1: newGPTNorm(b, g),
 			Attention: &GPTAttention{
-				QKV:      newConv1D(b, std, g.Width, 3*g.Width),
-				Out:      newConv1D(b, residual, g.Width, g.Width),
-				numHeads: g.Heads,
-				scale:    g.scale(i),
+				QKV:       newConv1D(b, std, g.Width, 3*g.Width),
+				Out:       newConv1D(b, residual, g.Width, g.Width),
+				Attention: &nn.DotProductAttention{HeadDim: g.Width / g.Heads, Causal: true, Scale: g.scale(i)},
 			},
 			Norm2: newGPTNorm(b, g),
 			MLP: &GPTMLP{
@@ -162,9 +161,7 @@ func newGPTNorm(b *nn.Build, g GPTConfig) *nn.LayerNorm {
 // Forward computes the features of every position; with an nn.KVCache those of
 // the positions that follow its own.
 func (d *GPTDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	time, past := ids.Dim(-1), c.KVCache().Len()
-	positions := tensor.Arange(ids.Device(), past+time).Narrow(0, past, time)
-	x := c.Call(d.Tokens, ids).Add(c.Call(d.Positions, positions))
+	x := c.Call(d.Tokens, ids).Add(c.Call(d.Positions, c.Positions(ids.Dim(-1))))
 	for _, block := range d.Blocks {
 		x = c.Call(block, x)
 	}
@@ -188,24 +185,22 @@ func (b *GPTBlock) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 
 // GPTAttention is causal multi-head attention (Vaswani et al. 2017).
 type GPTAttention struct {
-	QKV *Conv1D `name:"c_attn"`
-	Out *Conv1D `name:"c_proj"`
-
-	numHeads int
-	scale    float64 // of the scores; 0 is attention's own
+	QKV       *Conv1D `name:"c_attn"`
+	Out       *Conv1D `name:"c_proj"`
+	Attention *nn.DotProductAttention
 }
 
 // Forward maps [batch, time, width] to the same shape.
 func (a *GPTAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	o := tensor.AttentionOptions{Causal: true, Scale: a.scale}
 	qkv := c.Call(a.QKV, x)
 	if c.KVCache() == nil {
-		return c.Call(a.Out, tensor.SelfAttention(qkv, a.numHeads, o))
+		return c.Call(a.Out, c.CallN(a.Attention, qkv)[0])
 	}
-	heads := qkv.Reshape(x.Dim(0), x.Dim(1), 3, a.numHeads, -1)
+	dim := a.Attention.HeadDim
+	heads := qkv.Reshape(x.Dim(0), x.Dim(1), 3, qkv.Dim(2)/(3*dim), dim)
 	k, v := c.KVCache().Append(a, heads.Select(2, 1), heads.Select(2, 2))
-	y := tensor.ScaledDotProductAttention(heads.Select(2, 0), k, v, o)
-	return c.Call(a.Out, y.Reshape(x.Shape()...))
+	y := c.CallN(a.Attention, heads.Select(2, 0), k, v)[0]
+	return c.Call(a.Out, besideEachOther(y))
 }
 
 // GPTMLP widens, four times where nothing else is asked for, bends, and narrows

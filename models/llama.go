@@ -104,13 +104,12 @@ type LlamaDecoder struct {
 	Layers []*LlamaBlock
 	Norm   *nn.RMSNorm
 
-	rope   RoPEConfig
-	dim    int // channels of a head
-	window int // tokens that one sees, 0 for all before it
+	rope RoPEConfig
+	dim  int // channels of a head
 }
 
 func newLlamaDecoder(b *nn.Build, g LlamaConfig) *LlamaDecoder {
-	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim(), window: g.Window}
+	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
 	for range g.Layers {
 		d.Layers = append(d.Layers, &LlamaBlock{
 			Attention: newLlamaAttention(b, g),
@@ -143,32 +142,15 @@ func newDense(b *nn.Build, in, out int, bias bool) *nn.Linear {
 // Forward computes the features of every position.
 func (d *LlamaDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
-	mask := d.mask(c, ids.Dim(-1))
 	x := c.Call(d.Tokens, ids)
 	for _, layer := range d.Layers {
-		in := []*tensor.Tensor{x, cos, sin}
-		if mask != nil {
-			in = append(in, mask)
-		}
-		x = c.CallN(layer, in...)[0]
+		x = c.CallN(layer, x, cos, sin)[0]
 	}
 	return c.Call(d.Norm, x)
 }
 
-// mask returns which keys the next time positions see, bool [time, keyTime], and
-// nil where the window holds all.
-func (d *LlamaDecoder) mask(c *nn.Ctx, time int) *tensor.Tensor {
-	past := c.KVCache().Len()
-	if d.window == 0 || past+time <= d.window {
-		return nil
-	}
-	keys := tensor.Arange(c.Device(), past+time)
-	queries := keys.Narrow(0, past, time).Reshape(time, 1)
-	return c.Tape().Const(keys.Reshape(1, past+time).AddScalar(float64(d.window)).Gt(queries))
-}
-
 // rotatedInputs are what a ForwardN with rotated positions takes.
-const rotatedInputs = "x, the cosines and sines of the rotation, and perhaps a mask"
+const rotatedInputs = "x, and the cosines and sines of the rotation"
 
 // LlamaBlock is one layer: attention and a feed-forward network, each behind a
 // norm and added to the residual stream.
@@ -179,12 +161,12 @@ type LlamaBlock struct {
 	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation and
-// perhaps a mask, to one tensor of the same shape.
+// ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of the
+// same shape.
 func (l *LlamaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3, 4)
-	x, rest := in[0], in[1:]
-	x = x.Add(c.CallN(l.Attention, append([]*tensor.Tensor{c.Call(l.Norm1, x)}, rest...)...)[0])
+	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3)
+	x, cos, sin := in[0], in[1], in[2]
+	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
 	return []*tensor.Tensor{x.Add(c.Call(l.MLP, c.Call(l.Norm2, x)))}
 }
 
@@ -196,7 +178,7 @@ type LlamaAttention struct {
 	Value *nn.Linear `name:"v_proj"`
 	Out   *nn.Linear `name:"o_proj"`
 
-	heads, keyHeads, dim int
+	Attention *nn.DotProductAttention
 }
 
 func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
@@ -204,29 +186,34 @@ func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
 	return &LlamaAttention{
 		Query: newDense(b, g.Width, g.Heads*dim, bias), Key: newDense(b, g.Width, g.KeyHeads*dim, bias),
 		Value: newDense(b, g.Width, g.KeyHeads*dim, bias), Out: newDense(b, g.Heads*dim, g.Width, bias),
-		heads: g.Heads, keyHeads: g.KeyHeads, dim: dim,
+		Attention: &nn.DotProductAttention{HeadDim: dim, Causal: true, Window: g.Window},
 	}
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation and
-// perhaps a mask, to one tensor of the same shape.
+// ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of the
+// same shape.
 func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3, 4)
+	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3)
 	x, cos, sin := in[0], in[1], in[2]
-	o := tensor.AttentionOptions{Causal: true}
-	if len(in) > 3 {
-		o.Mask = in[3]
-	}
-	batch, time := x.Dim(0), x.Dim(1)
-	q := c.Call(a.Query, x).Reshape(batch, time, a.heads, a.dim)
-	k := c.Call(a.Key, x).Reshape(batch, time, a.keyHeads, a.dim)
-	v := c.Call(a.Value, x).Reshape(batch, time, a.keyHeads, a.dim)
+	dim := a.Attention.HeadDim
+	q, k, v := inHeads(c.Call(a.Query, x), dim), inHeads(c.Call(a.Key, x), dim), inHeads(c.Call(a.Value, x), dim)
 	q, k = tensor.RoPE(q, cos, sin), tensor.RoPE(k, cos, sin)
 	if cache := c.KVCache(); cache != nil {
 		k, v = cache.Append(a, k, v)
 	}
-	y := tensor.ScaledDotProductAttention(q, k, v, o)
-	return []*tensor.Tensor{c.Call(a.Out, y.Reshape(batch, time, a.heads*a.dim))}
+	y := c.CallN(a.Attention, q, k, v)[0]
+	return []*tensor.Tensor{c.Call(a.Out, besideEachOther(y))}
+}
+
+// inHeads takes x [batch, time, width] to heads of dim channels, [batch, time, heads, dim]. How
+// many there are follows from the width, which is smaller where ranks share the heads.
+func inHeads(x *tensor.Tensor, dim int) *tensor.Tensor {
+	return x.Reshape(x.Dim(0), x.Dim(1), x.Dim(2)/dim, dim)
+}
+
+// besideEachOther takes heads [batch, time, heads, dim] to [batch, time, heads·dim].
+func besideEachOther(x *tensor.Tensor) *tensor.Tensor {
+	return x.Reshape(x.Dim(0), x.Dim(1), x.Dim(2)*x.Dim(3))
 }
 
 // LlamaMLP is a feed-forward network with the gate SwiGLU (Shazeer 2020).

@@ -365,7 +365,7 @@ func (m *BERT) setDropout(p float64) {
 	m.Config.Dropout = p
 	m.Encoder.Embeddings.Dropout.P = p
 	for _, l := range m.Encoder.Layers.Layer {
-		l.Attention.Self.dropout, l.Attention.Output.Dropout.P, l.Output.Dropout.P = p, p, p
+		l.Attention.Self.Attention.Dropout, l.Attention.Output.Dropout.P, l.Output.Dropout.P = p, p, p
 	}
 }
 

@@ -68,9 +68,8 @@ func (r RoPEConfig) frequencies(dim int) []float64 {
 	return freq
 }
 
-// tables returns the cosine and sine of every pair, [time, dim/2], at the next
-// time positions: those after what the pass's cache holds.
+// tables returns the cosine and sine of every pair, [time, dim/2] or [batch, time, dim/2], at
+// the next time positions of the pass; see nn.Ctx.Positions.
 func (r RoPEConfig) tables(c *nn.Ctx, time, dim int) (cos, sin *tensor.Tensor) {
-	cos, sin = tensor.RoPETable(c.Device(), r.frequencies(dim), c.KVCache().Len(), time)
-	return c.Tape().Const(cos), c.Tape().Const(sin)
+	return c.RoPETable(r.frequencies(dim), time)
 }

@@ -76,42 +76,45 @@ func (m *MultiheadAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Ten
 	return []*tensor.Tensor{m.cross(c, x[0], x[1], x[2], mask)}
 }
 
-func (m *MultiheadAttention) options(c *Ctx, mask *tensor.Tensor) tensor.AttentionOptions {
-	o := tensor.AttentionOptions{Mask: mask, Causal: m.Causal}
-	if c.Training() {
-		o.Dropout, o.Generator = m.Dropout, c.Generator()
-	}
-	return o
+// attention is what comes between the projections of queries, keys and values and that of the
+// result. The weight of the projections may be cut between heads, along its first dim.
+func (m *MultiheadAttention) attention(weight *tensor.Tensor) *DotProductAttention {
+	return &DotProductAttention{HeadDim: weight.Dim(1) / m.NumHeads, Causal: m.Causal, Dropout: m.Dropout}
 }
 
 // attend is self-attention: the projections are one product, and unpacked by
 // the kernel.
 func (m *MultiheadAttention) attend(c *Ctx, x, mask *tensor.Tensor) *tensor.Tensor {
-	packed := tensor.Linear(x, c.Param(m.InProjWeight), m.bias(c))
-	o := m.options(c, mask)
-	if c.KVCache() == nil {
-		return c.Call(m.OutProj, tensor.SelfAttention(packed, m.NumHeads, o))
+	weight := c.Param(m.InProjWeight)
+	packed := tensor.Linear(x, weight, m.bias(c))
+	attention := m.attention(weight)
+	if c.KVCache() == nil && mask == nil {
+		return c.Call(m.OutProj, c.CallN(attention, packed)[0])
 	}
-	width := x.Dim(-1)
-	heads := packed.Reshape(x.Dim(0), x.Dim(1), 3, m.NumHeads, width/m.NumHeads)
-	k, v := c.KVCache().Append(m, heads.Select(2, 1), heads.Select(2, 2))
-	y := tensor.ScaledDotProductAttention(heads.Select(2, 0), k, v, o)
-	return c.Call(m.OutProj, y.Reshape(x.Dim(0), x.Dim(1), width))
+	batch, time := x.Dim(0), x.Dim(1)
+	heads := packed.Reshape(batch, time, 3, packed.Dim(2)/(3*attention.HeadDim), attention.HeadDim)
+	k, v := heads.Select(2, 1), heads.Select(2, 2)
+	if c.KVCache() != nil {
+		k, v = c.KVCache().Append(m, k, v)
+	}
+	y := c.CallN(attention, heads.Select(2, 0), k, v, mask)[0]
+	return c.Call(m.OutProj, y.Reshape(batch, time, y.Dim(2)*y.Dim(3)))
 }
 
 func (m *MultiheadAttention) bias(c *Ctx) *tensor.Tensor { return paramOrNil(c, m.InProjBias) }
 
 func (m *MultiheadAttention) cross(c *Ctx, query, key, value, mask *tensor.Tensor) *tensor.Tensor {
 	weight, bias := c.Param(m.InProjWeight), m.bias(c)
-	width := weight.Dim(1)
+	attention := m.attention(weight)
+	width := weight.Dim(0) / 3
 	project := func(i int, x *tensor.Tensor) *tensor.Tensor {
 		var b *tensor.Tensor
 		if bias != nil {
 			b = bias.Narrow(0, i*width, width)
 		}
 		y := tensor.Linear(x, weight.Narrow(0, i*width, width), b)
-		return y.Reshape(x.Dim(0), x.Dim(1), m.NumHeads, width/m.NumHeads)
+		return y.Reshape(x.Dim(0), x.Dim(1), width/attention.HeadDim, attention.HeadDim)
 	}
-	y := tensor.ScaledDotProductAttention(project(0, query), project(1, key), project(2, value), m.options(c, mask))
-	return c.Call(m.OutProj, y.Reshape(query.Shape()...))
+	y := c.CallN(attention, project(0, query), project(1, key), project(2, value), mask)[0]
+	return c.Call(m.OutProj, y.Reshape(query.Dim(0), query.Dim(1), y.Dim(2)*y.Dim(3)))
 }

@@ -20,6 +20,7 @@ type Ctx struct {
 	generator *tensor.Generator
 	device    tensor.Device
 	cache     *KVCache
+	sequence  *sequence     // nil where tokens follow each other
 	around    []Interceptor // outermost first
 	pass      *pass
 }
@@ -34,6 +35,8 @@ type pass struct {
 	calls []any
 	// recomputing is set while a call is run for the second time.
 	recomputing bool
+	follows     sequence         // of carriers without one: the masks that they share
+	added       []*tensor.Tensor // losses of modules
 }
 
 // Interceptor steps in where a module is called and where a parameter is
@@ -135,6 +138,34 @@ func (c *Ctx) Device() tensor.Device { return c.device }
 // see [Recompute]. What a module does once a step, such as moving a running
 // mean, it leaves out then.
 func (c *Ctx) Recomputing() bool { return c.pass.recomputing }
+
+// AddLoss adds a loss of a module's own, such as that which keeps experts equally busy, to
+// what is trained. loss is one number, with its weight. Whoever runs the pass adds
+// [Ctx.AddedLoss] to the loss of the model before Backward, as parallel.Strategy does. Where
+// ranks share the pass, each adds its part of the loss. Outside of training it does nothing.
+func (c *Ctx) AddLoss(loss *tensor.Tensor) {
+	if loss == nil || loss.NumElems() != 1 {
+		panic(tensor.NewError("add loss", []*tensor.Tensor{loss}, "wants one number"))
+	}
+	// A module that runs for its shapes alone adds nothing.
+	if c.training && (loss.Device() != tensor.Meta || c.device == tensor.Meta) {
+		c.pass.added = append(c.pass.added, loss.Reshape())
+	}
+}
+
+// AddedLoss returns the sum of what modules have added by [Ctx.AddLoss] in the pass so far, nil
+// for nothing.
+func (c *Ctx) AddedLoss() *tensor.Tensor {
+	var sum *tensor.Tensor
+	for _, l := range c.pass.added {
+		if sum == nil {
+			sum = l
+		} else {
+			sum = sum.Add(l)
+		}
+	}
+	return sum
+}
 
 // With returns a carrier of the same pass in which i steps in, inside the
 // interceptors that are there already.

@@ -9,7 +9,8 @@ import "github.com/cohort-ml/cohort/tensor"
 // otherwise. What each computes is said at the function of package tensor.
 
 // CrossEntropyLoss is tensor.CrossEntropy: logits [batch…, classes], unlike
-// PyTorch, which has the classes in dim 1.
+// PyTorch, which has the classes in dim 1. Call it by [Ctx.CallN] where ranks may share
+// the classes or the sequence of a sample: a strategy steps in there.
 type CrossEntropyLoss struct {
 	Weight         *Buffer // [classes], nil for 1
 	IgnoreIndex    *int64  // nil for tensor.IgnoreIndex
@@ -22,6 +23,12 @@ func (l *CrossEntropyLoss) Forward(c *Ctx, logits, targets *tensor.Tensor) *tens
 	return tensor.CrossEntropy(logits, targets, tensor.CrossEntropyOptions{
 		Weight: c.optional(l.Weight), IgnoreIndex: l.IgnoreIndex, Reduction: l.Reduction, LabelSmoothing: l.LabelSmoothing,
 	})
+}
+
+// ForwardN takes logits and targets, and returns the loss.
+func (l *CrossEntropyLoss) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("CrossEntropyLoss", x, "logits and targets", 2)
+	return []*tensor.Tensor{l.Forward(c, x[0], x[1])}
 }
 
 // optional is Buffer of a buffer that may be absent.

@@ -15,19 +15,21 @@ import (
 )
 
 // pathOf returns the name of the innermost of calls inside the outermost that
-// knows it: a wrapper such as DDP, whose fields nobody sees, adds nothing.
+// knows it: a wrapper such as DDP, whose fields nobody sees, adds nothing. A module that
+// another one makes for a call has no name, and counts as that one.
 func pathOf(calls []any) string {
-	module := calls[len(calls)-1]
-	for _, outer := range calls {
-		at, found := "", false
-		walk(outer, func(path string, v any) bool {
-			if v == module {
-				at, found = path, true
+	for _, module := range slices.Backward(calls) {
+		for _, outer := range calls {
+			at, found := "", false
+			walk(outer, func(path string, v any) bool {
+				if v == module {
+					at, found = path, true
+				}
+				return !found
+			})
+			if found && (outer != module || module == calls[0]) {
+				return at
 			}
-			return !found
-		})
-		if found {
-			return at
 		}
 	}
 	return ""

@@ -2,7 +2,11 @@
 
 package nn
 
-import "github.com/cohort-ml/cohort/tensor"
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
 
 // Recompute returns an interceptor that keeps only the inputs and results of
 // the modules that match chooses, and runs them again during the backward pass:
@@ -29,10 +33,20 @@ func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next fu
 	}
 	calls := append([]any(nil), c.pass.calls...)
 	again := false
-	return c.Tape().Recompute(x, func(x []*tensor.Tensor) []*tensor.Tensor {
+	numOuts := 0
+	// What the call adds to the losses is a result of it, for the gradient to come back to.
+	withLosses := func(x []*tensor.Tensor) []*tensor.Tensor {
+		before := len(c.pass.added)
+		y := next(c, x)
+		numOuts = len(y)
+		y = append(slices.Clone(y), c.pass.added[before:]...)
+		c.pass.added = c.pass.added[:before]
+		return y
+	}
+	y := c.Tape().Recompute(x, func(x []*tensor.Tensor) []*tensor.Tensor {
 		if !again {
 			again = true
-			return next(c, x)
+			return withLosses(x)
 		}
 		outer, was := c.pass.calls, c.pass.recomputing
 		c.pass.calls, c.pass.recomputing = calls, true
@@ -41,11 +55,13 @@ func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next fu
 			c.restore(drawn)
 			defer c.restore(now)
 		}
-		y := next(c, x)
+		y := withLosses(x)
 		// A panic leaves the calls as they are, which tells where it came from.
 		c.pass.calls, c.pass.recomputing = outer, was
 		return y
 	})
+	c.pass.added = append(c.pass.added, y[numOuts:]...)
+	return y[:numOuts]
 }
 
 // restore puts the generator back to a state that it gave.

@@ -64,20 +64,44 @@ func RoPEFrequencies(dim int, base float64) []float64 {
 // offset+time-1, [time, len(frequencies)] each. The angles are rounded to
 // float32.
 func RoPETable(dev Device, frequencies []float64, offset, time int) (cos, sin *Tensor) {
+	return ropeTable(dev, frequencies, []int{time}, func(t int) int64 { return int64(offset + t) })
+}
+
+// RoPETableAt is [RoPETable] at any positions, int64 [time] or [batch, time], on the host: [time,
+// len(frequencies)] or [batch, time, len(frequencies)]. Of positions on [Meta] it has the shape
+// alone.
+func RoPETableAt(dev Device, frequencies []float64, positions *Tensor) (cos, sin *Tensor) {
+	present("rope table", positions)
+	if positions.dtype != Int64 {
+		fail("rope table", []*Tensor{positions}, "wants int64 positions")
+	}
+	if positions.Device() == Meta {
+		shape := append(positions.Shape(), len(frequencies))
+		return New(Meta, Float32, shape...), New(Meta, Float32, shape...)
+	}
+	at := positions.Int64s()
+	return ropeTable(dev, frequencies, positions.Shape(), func(t int) int64 { return at[t] })
+}
+
+// ropeTable makes the tables of positions that come in some shape.
+func ropeTable(dev Device, frequencies []float64, shape []int, position func(t int) int64) (cos, sin *Tensor) {
 	n := len(frequencies)
-	angle := func(t, f int) float64 { return float64(float32(float64(offset+t) * frequencies[f])) }
+	angle := func(t, f int) float64 { return float64(float32(float64(position(t)) * frequencies[f])) }
+	shape = append(slices.Clone(shape), n)
 	if dev == Meta {
 		of := func(fn func(float64) float64) *Tensor {
-			return computed(Float32, []int{time, n}, func(i int) float64 { return fn(angle(i/n, i%n)) })
+			return computed(Float32, shape, func(i int) float64 { return fn(angle(i/n, i%n)) })
 		}
 		return of(math.Cos), of(math.Sin)
 	}
-	c, s := make([]float32, 0, time*len(frequencies)), make([]float32, 0, time*len(frequencies))
-	for t := range time {
-		for f := range n {
-			a := angle(t, f)
-			c, s = append(c, float32(math.Cos(a))), append(s, float32(math.Sin(a)))
-		}
+	numElems := 1
+	for _, d := range shape {
+		numElems *= d
 	}
-	return On(dev).FromFloat32(c, time, len(frequencies)), On(dev).FromFloat32(s, time, len(frequencies))
+	c, s := make([]float32, 0, numElems), make([]float32, 0, numElems)
+	for i := range numElems {
+		a := angle(i/n, i%n)
+		c, s = append(c, float32(math.Cos(a))), append(s, float32(math.Sin(a)))
+	}
+	return On(dev).FromFloat32(c, shape...), On(dev).FromFloat32(s, shape...)
 }

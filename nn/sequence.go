@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"errors"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// sequence says where the tokens of a pass stand. Carriers that [Ctx.With] and the like
+// derive share it. The zero value is tokens that follow each other from the end of the cache.
+type sequence struct {
+	positions *tensor.Tensor // int64 [time] or [batch, time]; nil for those that follow
+	documents *tensor.Tensor // int64 [batch, time]; nil for one in each row
+	masks     map[maskOf]*tensor.Tensor
+}
+
+// maskOf is what a mask of a pass depends on.
+type maskOf struct {
+	device             tensor.Device
+	window, past, time int
+}
+
+// WithPositions returns a carrier of the same pass whose tokens stand at the given places of
+// their sequences: int64 [time], or [batch, time] where rows differ. It is for strategies that
+// cut sequences, such as parallel.Parallelize with an axis cp.
+func (c *Ctx) WithPositions(places *tensor.Tensor) *Ctx {
+	wantPlaces("positions", places, 1, 2)
+	d := *c
+	d.sequence = &sequence{positions: places}
+	if c.sequence != nil {
+		d.sequence.documents = c.sequence.documents
+	}
+	return &d
+}
+
+// WithDocuments returns a carrier of the same pass whose rows are packed: several documents in
+// one row. documents is int64 [batch, time] and tells them apart: a token attends to tokens with
+// the same number in its row alone, and positions count from the beginning of each document. The
+// tokens of a document follow each other. It cannot be had together with a [KVCache].
+func (c *Ctx) WithDocuments(documents *tensor.Tensor) *Ctx {
+	wantPlaces("documents", documents, 2)
+	d := *c
+	d.sequence = &sequence{documents: documents}
+	if c.sequence != nil {
+		d.sequence.positions = c.sequence.positions
+	}
+	return &d
+}
+
+func wantPlaces(what string, t *tensor.Tensor, dims ...int) {
+	if t == nil {
+		panic(tensor.NewError(what, nil, "the tensor is nil"))
+	}
+	for _, n := range dims {
+		if t.DType() == tensor.Int64 && len(t.Shape()) == n {
+			return
+		}
+	}
+	panic(tensor.NewError(what, []*tensor.Tensor{t}, "wants int64 with %v dims", dims))
+}
+
+// Documents returns which document each token belongs to, int64 [batch, time], and nil where
+// each row is one.
+func (c *Ctx) Documents() *tensor.Tensor {
+	if c.sequence == nil {
+		return nil
+	}
+	return c.sequence.documents
+}
+
+// Positions returns where the next time tokens stand in their sequences: int64 [time], or [batch,
+// time] where rows differ. A model that adds or turns by positions asks this, and so works where a
+// row has several documents, where a cache holds the tokens before, and where ranks share a
+// sequence.
+func (c *Ctx) Positions(time int) *tensor.Tensor {
+	on := tensor.On(c.device)
+	past := c.cache.Len()
+	switch s := c.sequence; {
+	case s == nil:
+		return tensor.Arange(c.device, past+time).Narrow(0, past, time)
+	case s.positions != nil:
+		return s.wantTime(s.positions, time)
+	case s.documents.Device() == tensor.Meta:
+		return s.wantTime(s.documents, time) // of the right shape
+	default:
+		shape := s.wantTime(s.documents, time).Shape()
+		return on.FromInt64(countInDocuments(s.documents.Int64s(), time), shape...)
+	}
+}
+
+// wantTime fails for places of another number of tokens than a model asks for.
+func (s *sequence) wantTime(places *tensor.Tensor, time int) *tensor.Tensor {
+	if places.Dim(-1) != time {
+		panic(tensor.NewError("positions", []*tensor.Tensor{places}, "the model asks for those of %d tokens, and the carrier has them of %d", time, places.Dim(-1)))
+	}
+	return places
+}
+
+// countInDocuments counts tokens from the beginning of their documents, in rows of time tokens.
+func countInDocuments(documents []int64, time int) []int64 {
+	at := make([]int64, len(documents))
+	for i := range documents {
+		if i%time != 0 && documents[i] == documents[i-1] {
+			at[i] = at[i-1] + 1
+		}
+	}
+	return at
+}
+
+// follow reports whether the tokens of the pass follow each other from the end of the cache.
+func (c *Ctx) follow() bool { return c.sequence == nil }
+
+// RoPETable returns the cosines and sines of a rotary embedding at the next time positions of the
+// pass ([Ctx.Positions]): [time, len(frequencies)] each, or [batch, time, len(frequencies)]. See
+// tensor.RoPE.
+func (c *Ctx) RoPETable(frequencies []float64, time int) (cos, sin *tensor.Tensor) {
+	if c.follow() {
+		cos, sin = tensor.RoPETable(c.device, frequencies, c.cache.Len(), time)
+	} else {
+		cos, sin = tensor.RoPETableAt(c.device, frequencies, c.Positions(time))
+	}
+	return c.pass.tape.Const(cos), c.pass.tape.Const(sin)
+}
+
+// attentionMask returns which keys queries see beside what causality says: bool, and nil where
+// they see all. A window of 0 is none. It is made once a pass.
+func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
+	if window == 0 || past+time <= window {
+		window = 0
+	}
+	if window == 0 && c.Documents() == nil {
+		return nil
+	}
+	s := c.sequence
+	if s == nil {
+		s = &c.pass.follows
+	}
+	key := maskOf{c.device, window, past, time}
+	if m := s.masks[key]; m != nil {
+		return m
+	}
+	var mask *tensor.Tensor
+	if window > 0 {
+		keys := tensor.Arange(c.device, past+time)
+		queries := keys.Narrow(0, past, time).Reshape(time, 1)
+		mask = keys.Reshape(1, past+time).AddScalar(float64(window)).Gt(queries)
+	}
+	if d := s.documents; d != nil {
+		if past > 0 {
+			c.Fail(errors.New("packed documents cannot be had with a cache of keys: leave WithDocuments out"))
+		}
+		s.wantTime(d, time)
+		rows := d.Dim(0)
+		same := d.Reshape(rows, 1, time, 1).Eq(d.Reshape(rows, 1, 1, time))
+		if mask == nil {
+			mask = same
+		} else {
+			mask = same.LogicalAnd(mask)
+		}
+	}
+	mask = c.pass.tape.Const(mask)
+	if s.masks == nil {
+		s.masks = make(map[maskOf]*tensor.Tensor)
+	}
+	s.masks[key] = mask
+	return mask
+}
