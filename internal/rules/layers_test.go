@@ -43,7 +43,7 @@ var leaves = []string{"dist/store/etcd", "checkpoint/s3"}
 // pure lists what decides without goroutine, lock, disk or socket, so that tests
 // can play it for any number of ranks: packages and single files.
 var pure = []string{"dist/fault", "dist/operation", "dist/internal/collective", "dist/store/machine.go", "dist/store/request.go", "launch/supervisor.go",
-	"launch/rendezvous/state.go", "launch/rendezvous/card.go", "launch/rendezvous/timing.go", "launch/rendezvous/wire.go", "launch/rendezvous/decider.go", "launch/rendezvous/machine.go", "rpc/internal/rref"}
+	"launch/rendezvous/state.go", "launch/rendezvous/card.go", "launch/rendezvous/timing.go", "launch/rendezvous/wire.go", "launch/rendezvous/decider.go", "launch/rendezvous/machine.go", "rpc/internal/rref", "parallel/schedule"}
 
 // impure are the packages that pure code has no use for.
 var impure = []string{"net", "os", "sync", "golang.org/x", module + "/internal/transport"}
