@@ -234,6 +234,11 @@ func (d *DDP) NoSync(fn func() error) error {
 	return fn()
 }
 
+// Step runs the passes one after the other, and averages the gradients in the last.
+func (d *DDP) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
+	return runPasses(ctx, d, microbatches, true)
+}
+
 // ClipGradNorm is optim.ClipGradNorm: every rank has all gradients.
 func (*DDP) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
 	norm, scale = optim.ClipGradNorm(params, maxNorm)

@@ -533,6 +533,12 @@ func (f *FSDP) NoSync(fn func() error) error {
 	return fn()
 }
 
+// Step runs the passes one after the other. Each of them reduces its gradients, so that no rank
+// holds whole ones between passes; run them under NoSync to reduce once.
+func (f *FSDP) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
+	return runPasses(ctx, f, microbatches, !f.sync)
+}
+
 // ClipGradNorm sums the squares of this rank's shards over the ranks that have the others.
 func (f *FSDP) ClipGradNorm(ctx context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
 	var shards, whole []*tensor.Tensor

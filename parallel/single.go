@@ -54,6 +54,11 @@ func (s *Single) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 // NoSync runs fn.
 func (*Single) NoSync(fn func() error) error { return fn() }
 
+// Step runs the passes one after the other.
+func (s *Single) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
+	return runPasses(ctx, s, microbatches, true)
+}
+
 // ClipGradNorm is optim.ClipGradNorm: this rank has all gradients.
 func (*Single) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
 	norm, scale = optim.ClipGradNorm(params, maxNorm)

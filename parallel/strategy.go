@@ -39,6 +39,15 @@ type Strategy interface {
 	// every pass: both give the same sums.
 	NoSync(fn func() error) error
 
+	// Step runs the training passes of a step, forward and backward. When it returns, the
+	// gradients are those of the mean over all ranks' shares of the sum of the losses. They are
+	// added to those that there are. It returns the sum of the losses of this rank's samples,
+	// the same on all ranks that take these samples.
+	//
+	// Replicas run the passes one after the other, under NoSync but for the last. A pipeline
+	// has several of them under way.
+	Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error)
+
 	// ClipGradNorm returns the Euclidean norm of the gradients of params over the
 	// whole model, however it is spread, and the factor, at most 1, that brings it
 	// down to maxNorm: what optim.Optimizer.Step takes. Both are float64 tensors of
@@ -78,6 +87,7 @@ var (
 	_ Strategy = (*Single)(nil)
 	_ Strategy = (*DDP)(nil)
 	_ Strategy = (*FSDP)(nil)
+	_ Strategy = (*Parallel)(nil)
 
 	_ nn.Interceptor = (*FSDP)(nil)
 )
