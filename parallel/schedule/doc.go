@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package schedule says in which order the ranks of a pipeline work on the microbatches
-// of a step. Its functions are pure: a schedule is a list of actions for each rank, which
-// one runtime executes, [Simulate] plays in virtual time.
+// of a step. Its functions are pure: a schedule is a list of actions for each rank.
 //
 // # Mental model
 //
@@ -17,8 +16,13 @@
 //
 //	gpipe           all forward passes, then all backward passes
 //	1f1b            a backward pass after each forward pass, as soon as there is one
+//	interleaved     1f1b for several stages a rank: stage i lies on rank i mod ranks
+//	interleaved-zb  interleaved, with weight parts in the time in which the rank would wait
+//	zbv             two stages a rank in the shape of a V, with weight parts likewise
+//	dualpipev       two stages a rank in the shape of a V, forward beside backward passes
 //
-// The orders are those of torch.distributed.pipelining.
+// In the shape of a V, rank i of n has the stages i and 2n-1-i, so the first rank has the
+// first and the last stage. The orders are those of torch.distributed.pipelining.
 //
 // # Caveats
 //

@@ -80,6 +80,10 @@ func forms() []form {
 	return []form{
 		{name: "gpipe", fits: oneStage("gpipe"), actions: gpipe, defaultStages: 1},
 		{name: "1f1b", fits: all(oneStage("1f1b"), filled), actions: oneForwardOneBackward, defaultStages: 1},
+		{name: "interleaved", fits: divided, actions: interleaved, defaultStages: 2},
+		{name: "interleaved-zb", fits: divided, actions: interleavedZeroBubble, defaultStages: 2},
+		{name: "zbv", vShape: true, fits: twoStages("zbv"), actions: zeroBubbleV, defaultStages: 2},
+		{name: "dualpipev", vShape: true, fits: all(twoStages("dualpipev"), filled), actions: dualPipeV, defaultStages: 2},
 	}
 }
 
