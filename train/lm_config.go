@@ -59,6 +59,9 @@ func (c LMConfig) Validate() error {
 	if err := c.validate("lm"); err != nil {
 		return err
 	}
+	if err := c.onlyData("lm", "a language model"); err != nil {
+		return err
+	}
 	vocab, context := whole{"vocab", c.Vocab, 257, tokenizer.MaxVocab}, whole{"context", c.Context, 8, 1 << 20}
 	for _, f := range []*whole{&vocab, &context} {
 		if c.InitFrom != "" && f.value == 0 { // the model's own

@@ -60,6 +60,9 @@ func (c RecConfig) Validate() error {
 	if err := c.validate("rec"); err != nil {
 		return err
 	}
+	if err := c.onlyData("rec", "a recommender"); err != nil {
+		return err
+	}
 	if err := checkWholes("rec", []whole{
 		{"buckets", c.Buckets, 2, math.MaxInt32}, {"rows", c.Rows, 1, 1 << 30}, {"width", c.Width, 1, 1 << 16},
 	}); err != nil {

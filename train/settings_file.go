@@ -24,9 +24,11 @@ func settingsText(task string, s *config.Settings, size stepSize) []byte {
 			size.ranks--
 		}
 		size.batch = size.uneven / (size.ranks * size.accumulate)
-		axis := func(name string) [2]int { return [2]int{0, s.Field(name).Value().(int)} }
+		value := func(name string) int { return s.Field(name).Value().(int) }
+		ranks := value("ranks")
 		for name, n := range map[string][2]int{
-			"ranks": {size.ranks, was.ranks}, "batch": {size.batch, was.batch}, axisReplicate: axis(axisReplicate), axisFSDP: axis(axisFSDP),
+			"ranks": {size.ranks * ranks / was.ranks, ranks}, "batch": {size.batch, was.batch},
+			axisReplicate: {0, value(axisReplicate)}, axisFSDP: {0, value(axisFSDP)}, axisEP: {0, value(axisEP)},
 		} {
 			f := s.Field(name)
 			from := f.From

@@ -16,17 +16,14 @@ import (
 // shall have is declared here and nowhere else: as a field with the tags of
 // package internal/config, a default in sharedDefaults, a check in validate, and,
 // if the step loop needs the value, a line in options. Settings of how ranks share
-// the work stand beside Ranks. A sample is what the recipe trains on: a sequence of
+// the work stand in MeshConfig. A sample is what the recipe trains on: a sequence of
 // tokens, an image, a row.
 type SharedConfig struct {
 	Out   string `json:"-" flag:"out" run:"here" group:"Run" usage:"{DIR} of the run, for checkpoints, the best weights and config.toml; if it has a checkpoint, the run resumes from it"`
-	Ranks int    `json:"ranks" run:"here" usage:"number of ranks, replicate × fsdp; each is a process on this machine"`
-
-	FSDP      int `json:"fsdp" run:"here" usage:"ranks among which parameters, gradients and optimizer state are split; 0: what --ranks and --replicate leave, else 1"`
-	Replicate int `json:"replicate" run:"here" usage:"copies of the model, each on --fsdp ranks; 0: what --ranks and --fsdp leave, else 1"`
+	Ranks int    `json:"ranks" run:"here" usage:"number of ranks, the product of the axes of the mesh; each is a process on this machine"`
 
 	Batch      int    `json:"batch" group:"Step" usage:"samples that a rank takes in a pass"`
-	Accumulate int    `json:"accumulate" usage:"passes in a step; their gradients are added, and a step takes ranks × batch × accumulate samples"`
+	Accumulate int    `json:"accumulate" usage:"passes in a step; their gradients are added, and a step takes ranks × batch × accumulate samples, where ranks that share the work on a sample (--tp, --pp, --cp) count once"`
 	Workers    int    `json:"workers" run:"here" usage:"goroutines of a rank that prepare batches ahead of time; 0: each step prepares its own"`
 	DType      string `json:"dtype" values:"float32|bfloat16" usage:"number type that passes compute in; weights and checkpoints are always float32"`
 	NaN        string `json:"nan" values:"stop|skip" usage:"what to do in a step whose loss or gradients are not finite: stop the run, or skip the step's update (at most 10 in a row)"`
@@ -38,6 +35,8 @@ type SharedConfig struct {
 	Patience  int     `json:"patience" usage:"stop early after {N} evaluations that bring nothing better; 0: never"`
 	MinDelta  float64 `json:"min_delta" usage:"for --patience: an evaluation is better if it improves by more than {NUMBER}"`
 	Best      bool    `json:"best" usage:"keep the weights of the best evaluation in OUT/best"`
+
+	MeshConfig
 
 	SaveEvery int `json:"save_every" group:"Checkpoint" usage:"save a checkpoint every {N} steps; 0: at the end only"`
 	Keep      int `json:"keep" usage:"number of checkpoints to keep, besides the best weights"`
@@ -63,7 +62,8 @@ func sharedBefore() SharedConfig {
 // validate reports the first shared setting that makes no sense, and what would.
 func (c SharedConfig) validate(task string) error {
 	if err := checkWholes(task, []whole{
-		{"ranks", c.Ranks, 1, 1 << 16}, {"fsdp", c.FSDP, 0, 1 << 16}, {"replicate", c.Replicate, 0, 1 << 16}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
+		{"ranks", c.Ranks, 1, mostRanks}, {"fsdp", c.FSDP, 0, mostRanks}, {"replicate", c.Replicate, 0, mostRanks}, {"tp", c.TP, 0, mostRanks},
+		{"pp", c.PP, 0, mostRanks}, {"ep", c.EP, 0, mostRanks}, {"cp", c.CP, 0, mostRanks}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
 		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40}, {"save-every", c.SaveEvery, 0, 1 << 40}, {"keep", c.Keep, 1, 1 << 20},
 	}); err != nil {
 		return err
@@ -109,7 +109,9 @@ func (c *SharedConfig) join(task string, group *dist.Group, given map[string]str
 }
 
 // size returns how many samples a step takes.
-func (c SharedConfig) size() stepSize { return stepSize{c.Ranks, c.Batch, c.Accumulate, c.Uneven} }
+func (c SharedConfig) size() stepSize {
+	return stepSize{c.Ranks / c.copies(), c.Batch, c.Accumulate, c.Uneven}
+}
 
 func (c SharedConfig) autocast() nn.CtxOption { return nn.WithAutocast(autocasts[c.DType]) }
 

@@ -63,6 +63,9 @@ func (c VisionConfig) Validate() error {
 	if err := c.validate("vision"); err != nil {
 		return err
 	}
+	if err := c.onlyData("vision", "an image classifier"); err != nil {
+		return err
+	}
 	if err := checkWholes("vision", []whole{{"size", c.Size, 0, maxSide}}); err != nil {
 		return err
 	}
