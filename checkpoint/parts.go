@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -16,16 +17,21 @@ import (
 // Part is what this rank holds of a tensor, with its name in a file. A file always has
 // the whole tensor, so it can be loaded on any number of ranks, spread in any way. A
 // Part without a mesh is the whole tensor; it needs no Shape.
+//
+// If only some ranks of the mesh have the tensor, as the ranks of one stage of a pipeline do, all
+// ranks list it nevertheless, with its layout on the whole mesh. Away is true on the ranks that
+// have nothing of it. Their Local only says what dtype the tensor has: it may be on tensor.Meta.
 type Part struct {
 	Name string
 	mesh.Tensor
+	Away bool
 }
 
 // Whole returns tensors of which this rank holds everything.
 func Whole(tensors Tensors) []Part {
 	var parts []Part
 	for name, t := range tensors {
-		parts = append(parts, Part{name, mesh.Tensor{Local: t}})
+		parts = append(parts, Part{Name: name, Tensor: mesh.Tensor{Local: t}})
 	}
 	return parts
 }
@@ -38,14 +44,17 @@ func (p Part) shape() []int {
 	return p.Shape
 }
 
-// isWhole reports whether this rank holds everything.
+// isWhole reports whether a rank that holds something holds everything.
 func (p Part) isWhole() bool {
 	return p.Mesh == nil || !slices.ContainsFunc(p.Placements, func(pl mesh.Placement) bool { return !pl.IsReplicate() })
 }
 
 // check reports a part from which the tensor cannot be put together.
 func (p Part) check() error {
-	if p.isWhole() {
+	switch {
+	case p.Away && p.Mesh == nil:
+		return errors.New("is away on this rank, and has no mesh on which it is: give its layout")
+	case p.isWhole():
 		return nil
 	}
 	if !p.Mesh.IsMember() {
@@ -57,7 +66,7 @@ func (p Part) check() error {
 		}
 	}
 	want, err := p.LocalShape()
-	if err == nil && !slices.Equal(want, p.Local.Shape()) {
+	if err == nil && !p.Away && !slices.Equal(want, p.Local.Shape()) {
 		err = fmt.Errorf("has the shape %v on this rank, and of %v its layout gives it %v", p.Local.Shape(), p.Shape, want)
 	}
 	return err
@@ -78,8 +87,9 @@ func WriteParts(ctx context.Context, w *Writer, name string, parts []Part, metad
 	if w != nil {
 		return w.writeParts(ctx, name, list, err, metadata)
 	}
+	var held holders
 	if err == nil {
-		err = compareParts(ctx, name, list)
+		held, err = compareParts(ctx, name, list)
 	}
 	if err != nil {
 		return err
@@ -90,7 +100,7 @@ func WriteParts(ctx context.Context, w *Writer, name string, parts []Part, metad
 	}
 	named := byName(list)
 	for _, info := range infos {
-		if _, err := named[info.Name].gather(ctx); err != nil {
+		if _, err := named[info.Name].gather(ctx, held); err != nil {
 			return fmt.Errorf("checkpoint: %s: tensor %q: %w", name, info.Name, err)
 		}
 	}
@@ -99,8 +109,9 @@ func WriteParts(ctx context.Context, w *Writer, name string, parts []Part, metad
 
 // writeParts is WriteParts on rank 0, of what describe has returned.
 func (w *Writer) writeParts(ctx context.Context, name string, list []Part, err error, metadata map[string]string) error {
+	var held holders
 	if err == nil {
-		err = compareParts(ctx, name, list)
+		held, err = compareParts(ctx, name, list)
 	}
 	if err != nil {
 		w.mu.Lock()
@@ -119,7 +130,7 @@ func (w *Writer) writeParts(ctx context.Context, name string, list []Part, err e
 	data := func(info safetensors.Info) ([]byte, error) {
 		free()
 		p := named[info.Name]
-		t, err := p.gather(ctx)
+		t, err := p.gather(ctx, held)
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", info.Name, err)
 		}
@@ -134,32 +145,74 @@ func (w *Writer) writeParts(ctx context.Context, name string, list []Part, err e
 	})
 }
 
-// compareParts makes sure that all ranks of a mesh save the same file. What ranks send to
-// rank 0 has no names, so that a rank that saves another file, such as the optimizer's
-// state, would give its tensors for the model's.
-func compareParts(ctx context.Context, name string, list []Part) error {
-	i := slices.IndexFunc(list, func(p Part) bool { return !p.isWhole() })
+// holders says for each tensor, by name, which ranks have it; a tensor that all ranks have is
+// not there.
+type holders map[string][]bool
+
+// compareParts makes sure that all ranks of a mesh save the same file, and finds out who has
+// what. What ranks send to rank 0 has no names, so that a rank that saves another file, such as
+// the optimizer's state, would give its tensors for the model's.
+func compareParts(ctx context.Context, name string, list []Part) (holders, error) {
+	i := slices.IndexFunc(list, func(p Part) bool { return p.Mesh != nil })
 	if i < 0 {
-		return nil
+		return nil, nil
 	}
-	sum := fnv.New64a()
+	sum, numAway := fnv.New64a(), 0
 	fmt.Fprintf(sum, "%q", name)
 	for _, p := range list {
 		fmt.Fprintf(sum, " %q %v %v", p.Name, p.Local.DType(), p.shape())
-	}
-	group := list[i].Mesh.World()
-	mine := []int64{int64(sum.Sum64()), int64(len(list))}
-	all := tensor.New(tensor.CPU(), tensor.Int64, group.Size(), len(mine))
-	if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
-		return fmt.Errorf("checkpoint: %s: compare what the ranks save: %w", name, err)
-	}
-	of := all.Int64s()
-	for rank := 1; rank < group.Size(); rank++ {
-		if other := of[rank*len(mine):][:len(mine)]; !slices.Equal(other, of[:len(mine)]) {
-			return fmt.Errorf("checkpoint: %s: rank %d saves another file or other tensors (%d of them) than rank 0 (%d): save the same on all ranks", name, rank, other[1], of[1])
+		if p.Away {
+			numAway++
 		}
 	}
-	return nil
+	group := list[i].Mesh.World()
+	gather := func(mine []int64) ([]int64, error) {
+		all := tensor.New(tensor.CPU(), tensor.Int64, group.Size(), len(mine))
+		if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
+			return nil, fmt.Errorf("checkpoint: %s: compare what the ranks save: %w", name, err)
+		}
+		return all.Int64s(), nil
+	}
+	const numbers = 3
+	of, err := gather([]int64{int64(sum.Sum64()), int64(len(list)), int64(numAway)})
+	if err != nil {
+		return nil, err
+	}
+	isAway := false
+	for rank := range group.Size() {
+		other := of[rank*numbers:][:numbers]
+		if !slices.Equal(other[:2], of[:2]) {
+			return nil, fmt.Errorf("checkpoint: %s: rank %d saves another file or other tensors (%d of them) than rank 0 (%d): save the same on all ranks", name, rank, other[1], of[1])
+		}
+		isAway = isAway || other[2] > 0
+	}
+	if !isAway {
+		return nil, nil
+	}
+	mine := make([]int64, len(list))
+	for i, p := range list {
+		if !p.Away {
+			mine[i] = 1
+		}
+	}
+	all, err := gather(mine)
+	if err != nil {
+		return nil, err
+	}
+	held := holders{}
+	for i, p := range list {
+		has := make([]bool, group.Size())
+		for rank := range has {
+			has[rank] = all[rank*len(list)+i] == 1
+		}
+		switch {
+		case !slices.Contains(has, true):
+			return nil, fmt.Errorf("checkpoint: %s: tensor %q is away on all ranks: one of them must have it", name, p.Name)
+		case slices.Contains(has, false):
+			held[p.Name] = has
+		}
+	}
+	return held, nil
 }
 
 // onHost returns a tensor whose elements lie densely where the CPU sees them: t itself
@@ -177,8 +230,9 @@ func onHost(t *tensor.Tensor) *tensor.Tensor {
 
 // gather puts a tensor together on rank 0 of its mesh; it returns nil on the others. Of
 // the ranks that hold the same boxes the first one sends them.
-func (p Part) gather(ctx context.Context) (*tensor.Tensor, error) {
-	if p.isWhole() {
+func (p Part) gather(ctx context.Context, held holders) (*tensor.Tensor, error) {
+	has := held[p.Name]
+	if p.isWhole() && (has == nil || has[0]) {
 		return p.Local, nil
 	}
 	group, me := p.Mesh.World(), p.Mesh.Rank()
@@ -188,6 +242,9 @@ func (p Part) gather(ctx context.Context) (*tensor.Tensor, error) {
 	}
 	seen := make(map[string]bool)
 	for rank := range p.Mesh.Size() {
+		if has != nil && !has[rank] {
+			continue
+		}
 		boxes, err := p.BoxesOf(rank)
 		if err != nil {
 			return nil, err

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,8 +122,8 @@ func TestParts(t *testing.T) {
 					return err
 				}
 			}
-			parts = append(parts, Part{names[i], mesh.Tensor{Local: local, Layout: l}})
-			loaded = append(loaded, Part{names[i], mesh.Tensor{Local: tensor.Empty(s.dtype, local.Shape()...), Layout: l}})
+			parts = append(parts, Part{Name: names[i], Tensor: mesh.Tensor{Local: local, Layout: l}})
+			loaded = append(loaded, Part{Name: names[i], Tensor: mesh.Tensor{Local: tensor.Empty(s.dtype, local.Shape()...), Layout: l}})
 			held += len(local.Buffer().Data)
 		}
 		if g.Rank() == 0 {
@@ -192,7 +193,7 @@ func TestPartsMemory(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			parts = append(parts, Part{fmt.Sprintf("t%d", i), mesh.Tensor{Local: tensor.Full(float64(i), shape...), Layout: l}})
+			parts = append(parts, Part{Name: fmt.Sprintf("t%d", i), Tensor: mesh.Tensor{Local: tensor.Full(float64(i), shape...), Layout: l}})
 		}
 		if err := g.Barrier(ctx); err != nil {
 			return err
@@ -228,7 +229,7 @@ func TestPartsMemory(t *testing.T) {
 	}
 	var parts []Part
 	for i := range numTensors {
-		parts = append(parts, Part{fmt.Sprintf("t%d", i), mesh.Tensor{
+		parts = append(parts, Part{Name: fmt.Sprintf("t%d", i), Tensor: mesh.Tensor{
 			Local:  tensor.Zeros(rows/numRanks, width),
 			Layout: mesh.Layout{Mesh: m, Shape: []int{rows, width}, Placements: []mesh.Placement{mesh.Shard(0)}},
 		}})
@@ -247,6 +248,112 @@ func TestPartsMemory(t *testing.T) {
 	}
 }
 
+// TestPartsOfStages: a tensor that only the ranks of one stage of a pipeline have is in the
+// file, whichever stage it is; one that two stages have is there once. Each rank reads its own.
+func TestPartsOfStages(t *testing.T) {
+	axes := []mesh.Axis{{Name: "pp", Size: 3}, {Name: "fsdp", Size: 2}}
+	values := make([]*tensor.Tensor, 6)
+	for i := range values {
+		v := make([]float32, 15)
+		for j := range v {
+			v[j] = float32(100*i + j)
+		}
+		values[i] = tensor.FromFloat32(v, 5, 3)
+	}
+	// Of each tensor the stages that have it, and its placement on fsdp.
+	stages := [][]int{{0}, {1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}}
+	placements := []mesh.Placement{mesh.Shard(0), mesh.Shard(1), mesh.Replicate(), mesh.Shard(0), mesh.Replicate(), mesh.Replicate()}
+	dirs := [2]string{filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "six")}
+	var all Tensors = func(yield func(string, *tensor.Tensor) bool) {
+		for i, v := range values {
+			if !yield(fmt.Sprintf("t%d", i), v) {
+				return
+			}
+		}
+	}
+	if err := Save(t.Context(), dirs[0], 1, func(w *Writer) error { return w.WriteTensors(ModelFile, all, nil) }, 0); err != nil {
+		t.Fatal(err)
+	}
+	partsOf := func(m *mesh.Mesh, value func(i int, l mesh.Layout) (*tensor.Tensor, error)) (parts []Part, err error) {
+		for i := range values {
+			p := Part{Name: fmt.Sprintf("t%d", i), Away: !slices.Contains(stages[i], m.Coordinate()[0])}
+			p.Layout = mesh.Layout{Mesh: m, Shape: values[i].Shape(), Placements: []mesh.Placement{mesh.Replicate(), placements[i]}}
+			if p.Local, err = value(i, p.Layout); err != nil {
+				return nil, err
+			}
+			if p.Away {
+				p.Local = tensor.New(tensor.Meta, tensor.Float32, p.Local.Shape()...)
+			}
+			parts = append(parts, p)
+		}
+		return parts, nil
+	}
+	err := dist.Spawn(t.Context(), 6, func(ctx context.Context, g *dist.Group) error {
+		m, err := mesh.New(ctx, g, axes...)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		parts, err := partsOf(m, func(i int, l mesh.Layout) (*tensor.Tensor, error) { return cutOf(values[i], l) })
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			err = Save(ctx, dirs[1], 1, func(w *Writer) error { return WriteParts(ctx, w, ModelFile, parts, nil) }, 0)
+		} else {
+			err = WriteParts(ctx, nil, ModelFile, parts, nil)
+		}
+		if err == nil {
+			err = g.Barrier(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		ck, err := Open(ctx, Path(dirs[1], 1))
+		if err != nil {
+			return err
+		}
+		loaded, err := partsOf(m, func(_ int, l mesh.Layout) (*tensor.Tensor, error) {
+			shape, err := l.LocalShape()
+			return tensor.Zeros(shape...), err
+		})
+		if err != nil {
+			return err
+		}
+		if err := ck.LoadParts(ModelFile, loaded); err != nil {
+			return err
+		}
+		for i, p := range loaded {
+			if !p.Away && !bytes.Equal(p.Local.Buffer().Data, parts[i].Local.Buffer().Data) {
+				t.Errorf("rank %d: %s is not what was saved", g.Rank(), p.Name)
+			}
+		}
+		// A tensor that nobody has.
+		parts[1].Away = true
+		if g.Rank() == 0 {
+			err = Save(ctx, dirs[1], 2, func(w *Writer) error { return WriteParts(ctx, w, ModelFile, parts, nil) }, 0)
+		} else {
+			err = WriteParts(ctx, nil, ModelFile, parts, nil)
+		}
+		if err == nil || !strings.Contains(err.Error(), `tensor "t1" is away on all ranks`) {
+			t.Errorf("rank %d: %v", g.Rank(), err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files [2][]byte
+	for i, dir := range dirs {
+		if files[i], err = os.ReadFile(filepath.Join(Path(dir, 1), ModelFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(files[0], files[1]) {
+		t.Error("the file of six ranks is not that of one")
+	}
+}
+
 // TestBadParts: what cannot be put together is named, with its tensor.
 func TestBadParts(t *testing.T) {
 	m, err := mesh.Sketch(0, mesh.Axis{Name: "fsdp", Size: 2})
@@ -254,7 +361,7 @@ func TestBadParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	on := func(local *tensor.Tensor, p mesh.Placement) []Part {
-		return []Part{{"w", mesh.Tensor{Local: local, Layout: mesh.Layout{Mesh: m, Shape: []int{3, 2}, Placements: []mesh.Placement{p}}}}}
+		return []Part{{Name: "w", Tensor: mesh.Tensor{Local: local, Layout: mesh.Layout{Mesh: m, Shape: []int{3, 2}, Placements: []mesh.Placement{p}}}}}
 	}
 	for want, parts := range map[string][]Part{
 		`tensor "w" is Partial(sum) on the axis fsdp: reduce it first`:                        on(tensor.Zeros(3, 2), mesh.Partial(dist.Sum)),
@@ -281,7 +388,7 @@ func TestPartsThatDiffer(t *testing.T) {
 				return err
 			}
 			part := func(name string) []Part {
-				return []Part{{name, mesh.Tensor{Local: tensor.Zeros(2, 2), Layout: mesh.Layout{Mesh: m, Shape: []int{4, 2}, Placements: []mesh.Placement{mesh.Shard(0)}}}}}
+				return []Part{{Name: name, Tensor: mesh.Tensor{Local: tensor.Zeros(2, 2), Layout: mesh.Layout{Mesh: m, Shape: []int{4, 2}, Placements: []mesh.Placement{mesh.Shard(0)}}}}}
 			}
 			if g.Rank() == 1 {
 				errs[1] = WriteParts(ctx, nil, c.file, part(c.tensor), nil)

@@ -121,6 +121,9 @@ func LoadParts(f Source, parts []Part, opts ...LoadOption) error {
 
 // load fills a part from a tensor that is of a dtype in the file.
 func (p Part) load(f Source, from tensor.DType) error {
+	if p.Away {
+		return nil
+	}
 	dense, dev := p.Local, p.Local.Device()
 	if !tensor.CPUSees(dev) {
 		dev = tensor.CPU()
@@ -202,7 +205,7 @@ func describe(file string, parts []Part) ([]Part, error) {
 		return nil, err
 	}
 	for _, p := range parts {
-		if p.Local.Device() == tensor.Meta {
+		if p.Local.Device() == tensor.Meta && !p.Away {
 			return nil, fmt.Errorf("checkpoint: %s: tensor %q is on the meta device and has no data: make it on the CPU first", file, p.Name)
 		}
 		if err := p.check(); err != nil {
