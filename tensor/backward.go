@@ -44,26 +44,45 @@ func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // pass walks from root down to the first leaf, with what wrappers do around it.
 func (b *backprop) pass(root int) error {
+	if b.tape.split {
+		fail("backward", nil, "a pass with DeferWeights has left the gradients of weights: call Tape.BackwardWeights first")
+	}
+	return b.guarded(func() error {
+		for _, fn := range b.tape.before {
+			if err := fn(b.ctx); err != nil {
+				return err
+			}
+		}
+		b.tape.split = b.defers
+		if err := b.run(root, nil); err != nil || b.defers {
+			return err
+		}
+		return b.finish()
+	})
+}
+
+// guarded runs fn, and tells wrappers when it ends by an error or a panic.
+func (b *backprop) guarded(fn func() error) error {
 	whole := false
 	defer func() {
 		for i := 0; !whole && i < len(b.tape.failed); i++ {
 			b.tape.failed[i]()
 		}
 	}()
-	for _, fn := range b.tape.before {
-		if err := fn(b.ctx); err != nil {
-			return err
-		}
-	}
-	if err := b.run(root, nil); err != nil {
+	if err := fn(); err != nil {
 		return err
 	}
+	whole = true
+	return nil
+}
+
+// finish runs what wrappers do when all leaves have their gradients.
+func (b *backprop) finish() error {
 	for _, fn := range b.tape.after {
 		if err := fn(b.ctx); err != nil {
 			return err
 		}
 	}
-	whole = true
 	return nil
 }
 
@@ -109,6 +128,9 @@ type backprop struct {
 	crosses bool
 	keep    []int // nodes of losses, whose values stay
 	err     error
+	// defers: what only leaves wait for is left for BackwardWeights. settles: it is being done.
+	defers, settles bool
+	again           bool // the walk is through what Recompute has run again
 	// within: the walk is a part of another's visit to a node, whose operands it
 	// ends at. Their hooks are the other walk's to run.
 	within bool
@@ -194,11 +216,15 @@ func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) 
 		}
 		n := &tp.nodes[i]
 		g := b.grads[i]
-		if g == nil && !n.written && !n.reached {
+		if g == nil && !n.written && !n.reached && tp.waiting[i] == 0 {
 			continue // another loss may depend on it
 		}
 		if err := context.Cause(b.ctx); err != nil {
 			return fmt.Errorf("backward ended at %s: %w", n.op, err)
+		}
+		if b.defers && tp.waiting[i] > 0 {
+			b.leaveLeaf(i, g)
+			continue
 		}
 		if err := b.visit(i, g, stop); err != nil {
 			return err
@@ -315,11 +341,17 @@ func (b *backprop) give(i int, g *Tensor) {
 	if want := b.tape.nodes[to].out.shape; !slices.Equal(g.shape, want) {
 		fail(n.op+" backward", []*Tensor{g}, "the gradient of input %d must have shape %v", i, want)
 	}
+	b.giveTo(to, g)
+}
+
+// giveTo adds g to the gradient of a node.
+func (b *backprop) giveTo(to int, g *Tensor) {
 	b.add(to, g.To(b.tape.nodes[to].out.dtype)) // an operation may compute in another dtype than its operand has
 }
 
-// add adds g to the gradient of a node.
+// add adds g, of the node's dtype, to its gradient.
 func (b *backprop) add(to int, g *Tensor) {
+	b.catchUp(to)
 	old := b.grads[to]
 	switch {
 	case old == nil:
@@ -338,7 +370,13 @@ func (b *backprop) add(to int, g *Tensor) {
 // a leaf, so that a kernel can write there: dst = beta·dst + gradient. The
 // caller must then do so. It saves a pass over every weight.
 func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
-	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
+	return b.directTo(b.tape.nodes[b.node].inputs[i])
+}
+
+// directTo is direct for a node.
+func (b *backprop) directTo(to int) (dst *Tensor, beta float32, ok bool) {
+	b.catchUp(to)
+	n := &b.tape.nodes[to]
 	if n.leaf == nil || b.retain || len(n.hooks) > 0 {
 		return nil, 0, false
 	}
@@ -356,8 +394,12 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 
 // rows returns the leaf behind input i when it takes its gradient by rows; the
 // caller must then give it some.
-func (b *backprop) rows(i int) (RowLeaf, bool) {
-	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
+func (b *backprop) rows(i int) (RowLeaf, bool) { return b.rowsTo(b.tape.nodes[b.node].inputs[i]) }
+
+// rowsTo is rows for a node.
+func (b *backprop) rowsTo(to int) (RowLeaf, bool) {
+	b.catchUp(to)
+	n := &b.tape.nodes[to]
 	leaf, ok := n.leaf.(RowLeaf)
 	if !ok || b.retain || len(n.hooks) > 0 || !leaf.WantsRows() {
 		return nil, false

@@ -240,13 +240,15 @@ func (c conv) weightGradInto(dst, g, x *Tensor, beta float32) {
 }
 
 func giveWeightGrad(b *backprop, i int, c conv, g, x *Tensor, dtype DType) {
-	if dtype == Float32 {
-		if dst, beta, ok := b.direct(i); ok {
-			c.weightGradInto(dst, g, x, beta)
-			return
+	b.later(i, []*Tensor{g, x}, func(b *backprop, to int) {
+		if dtype == Float32 {
+			if dst, beta, ok := b.directTo(to); ok {
+				c.weightGradInto(dst, g, x, beta)
+				return
+			}
 		}
-	}
-	b.give(i, convWeightGrad(c, dtype, g, x))
+		b.giveTo(to, convWeightGrad(c, dtype, g, x))
+	})
 }
 
 // giveChannelSums gives input i, of dtype, the sums of g over all but its second

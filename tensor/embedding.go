@@ -58,22 +58,29 @@ func gather(table, ids *Tensor, padding int64) *Tensor {
 		out.Device().Gather(out.array(), table.array(), ids.array(), c)
 	})
 	return out.record("embedding", []*Tensor{table}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
-		if leaf, ok := b.rows(0); ok {
-			leaf.AddRows(rowGrad(g.Contiguous(), ids, table.shape[0], padding))
-			return
-		}
-		if padding >= 0 {
-			g = g.Mul(notEqual(ids, padding))
-		}
-		if dst, beta, ok := b.direct(0); ok {
-			if beta == 0 {
-				dst.Fill(0)
-			}
-			dst.Device().ScatterAdd(dst.array(), g.Contiguous().array(), ids.array())
-			return
-		}
-		b.give(0, scatter(g, ids, table.shape[0]))
+		b.later(0, []*Tensor{g, ids}, func(b *backprop, to int) {
+			giveTable(b, to, g, ids, table.shape[0], padding)
+		})
 	})
+}
+
+// giveTable gives the table of an embedding its gradient.
+func giveTable(b *backprop, to int, g, ids *Tensor, numRows int, padding int64) {
+	if leaf, ok := b.rowsTo(to); ok {
+		leaf.AddRows(rowGrad(g.Contiguous(), ids, numRows, padding))
+		return
+	}
+	if padding >= 0 {
+		g = g.Mul(notEqual(ids, padding))
+	}
+	if dst, beta, ok := b.directTo(to); ok {
+		if beta == 0 {
+			dst.Fill(0)
+		}
+		dst.Device().ScatterAdd(dst.array(), g.Contiguous().array(), ids.array())
+		return
+	}
+	b.giveTo(to, scatter(g, ids, numRows))
 }
 
 // notEqual returns 0 for each id that is equal to one, 1 for others: float32

@@ -21,7 +21,12 @@ func (t *Tensor) MatMul(u *Tensor) *Tensor {
 			b.give(0, b.multiply(g, u.T(), t).sumTo(t.shape))
 		}
 		if b.needs(1) {
-			b.give(1, b.multiply(t.T(), g, u).sumTo(u.shape))
+			product := func(b *backprop, to int) { b.giveTo(to, b.multiply(t.T(), g, u).sumTo(u.shape)) }
+			if b.again { // whose sums are added as a whole
+				product(b, b.tape.nodes[b.node].inputs[1])
+			} else {
+				b.later(1, []*Tensor{t, g}, product)
+			}
 		}
 	})
 }
@@ -128,11 +133,13 @@ func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 			if outFirst {
 				left, right = g, flat
 			}
-			if dst, beta, ok := b.direct(1); ok {
-				dst.Device().MatMul(dst.array(), left.detach().T().array(), right.array(), device.Array{}, beta)
-			} else {
-				b.give(1, b.multiply(left.T(), right, weight))
-			}
+			b.later(1, []*Tensor{flat, g}, func(b *backprop, to int) {
+				if dst, beta, ok := b.directTo(to); ok {
+					dst.Device().MatMul(dst.array(), left.detach().T().array(), right.array(), device.Array{}, beta)
+				} else {
+					b.giveTo(to, b.multiply(left.T(), right, weight))
+				}
+			})
 		}
 		if b.needs(2) {
 			b.give(2, b.sumRows(g))

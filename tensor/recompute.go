@@ -127,7 +127,7 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 		}
 	}
 
-	inner := &backprop{ctx: b.ctx, tape: tp, retain: b.retain, born: b.born, grads: make([]*Tensor, len(tp.nodes))}
+	inner := &backprop{ctx: b.ctx, tape: tp, retain: b.retain, defers: b.defers, again: true, born: b.born, grads: make([]*Tensor, len(tp.nodes))}
 	s.grads[0] = g
 	if len(outs) != len(s.grads) {
 		fail("recompute backward", s.inputs, "the second run gave %d results, the first %d", len(outs), len(s.grads))

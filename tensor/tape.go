@@ -30,6 +30,9 @@ type Tape struct {
 	autocast  DType              // what SetAutocast chose, 0 for none
 	crossings map[int][]Crossing // by node
 	observer  Observer           // nil for none
+	split     bool               // a pass with DeferWeights waits for BackwardWeights
+	late      []lateGrad         // what it has left
+	waiting   map[int]int        // by the node of a leaf: how much of it
 }
 
 // node is one recorded operation.
@@ -190,6 +193,7 @@ func (tp *Tape) Close() {
 	tp.giveBack()
 	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
 	tp.before, tp.after, tp.failed, tp.crossings, tp.observer = nil, nil, nil, nil, nil
+	tp.late, tp.waiting, tp.split = nil, nil, false
 	tp.recording = false
 }
 
