@@ -97,7 +97,7 @@
 //	reductions   reduce, extremes, statistics, softmax, cumulative, sort
 //	products     matmul, einsum, conv, attention, rope, rnn
 //	norms        layernorm, rmsnorm, groupnorm, batchnorm
-//	indices      index, mask, embedding, embeddingbag, rowgrad
+//	indices      index, mask, embedding, embeddingbag, rowgrad, groups
 //	shapes       shape, join, rearrange, pool
 //	losses       loss, crossentropy
 //	optimizers   optimizer

@@ -48,6 +48,7 @@ func areas(dev Device) map[string][]opCase {
 		"norm":        normCases(dev),
 		"pool":        poolCases(dev),
 		"index":       indexCases(dev),
+		"groups":      groupCases(dev),
 		"join":        joinCases(dev),
 		"einsum":      einsumCases(dev),
 		"bag":         bagCases(dev),

@@ -42,6 +42,8 @@ func (o ClassTargets) check() *Check       { return o.Check }
 func (o Probabilities) check() *Check      { return o.Check }
 func (o CheckIndices) check() *Check       { return o.Check }
 func (o EmbeddingBagBounds) check() *Check { return o.Check }
+func (o GroupRows) check() *Check          { return o.Check }
+func (o GroupedProduct) check() *Check     { return o.Check }
 func (o SGDRows) check() *Check            { return o.Check }
 func (o AdagradRows) check() *Check        { return o.Check }
 func (o AdamRows) check() *Check           { return o.Check }
@@ -50,6 +52,8 @@ func (o ClassTargets) copied() Op       { o.Check = o.Check.copied(); return o }
 func (o Probabilities) copied() Op      { o.Check = o.Check.copied(); return o }
 func (o CheckIndices) copied() Op       { o.Check = o.Check.copied(); return o }
 func (o EmbeddingBagBounds) copied() Op { o.Check = o.Check.copied(); return o }
+func (o GroupRows) copied() Op          { o.Check = o.Check.copied(); return o }
+func (o GroupedProduct) copied() Op     { o.Check = o.Check.copied(); return o }
 func (o SGDRows) copied() Op            { o.Check = o.Check.copied(); return o }
 func (o AdagradRows) copied() Op        { o.Check = o.Check.copied(); return o }
 func (o AdamRows) copied() Op           { o.Check = o.Check.copied(); return o }

@@ -92,6 +92,14 @@ func (Triangle) opName() string            { return "triangle" }
 func (AddRegion) opName() string           { return "add region" }
 func (SumRows) opName() string             { return "sum rows" }
 func (GroupIDs) opName() string            { return "group ids" }
+func (GroupRows) opName() string           { return "group rows" }
+func (LimitGroups) opName() string         { return "limit groups" }
+func (SpreadRows) opName() string          { return "spread rows" }
+func (CombineRows) opName() string         { return "combine rows" }
+func (CombineWeights) opName() string      { return "combine weights" }
+func (GroupedProduct) opName() string      { return "grouped product" }
+func (GroupedWeightGrad) opName() string   { return "grouped weight grad" }
+func (GroupSums) opName() string           { return "group sums" }
 func (SumSegments) opName() string         { return "row gradient" }
 func (EmbeddingBag) opName() string        { return "embedding bag" }
 func (EmbeddingBagBounds) opName() string  { return "embedding bag bounds" }
@@ -558,6 +566,53 @@ type EmbeddingBagWeights struct{ BagParams }
 // EmbeddingBagScales writes which bag a position is in, and how much it counts there.
 // Arguments: w bags int64 [n], w scales float32 [n], ids, bounds.
 type EmbeddingBagScales struct{ BagParams }
+
+// Rows in groups, such as the tokens of experts: those of group 0 come first, then
+// those of group 1, and those that no group has are last. counts int64 [groups] says how
+// many rows a group has. A kernel takes no more of them than there are.
+
+// GroupRows finds the place of each row in the order of its group; a row of the group -1
+// has the place -1. A fault has the position and value of another group that is not in
+// [0, NumGroups). Arguments: w places int64 [n…], w counts, groups int64 [n…].
+type GroupRows struct {
+	NumGroups int
+	Check     *Check
+}
+
+// LimitGroups lets no group have more than Limit rows: others get the group -1. What
+// stands in the first column comes before what is in the next, and earlier rows before
+// later ones. Arguments: w out and groups int64 [n, k].
+type LimitGroups struct{ NumGroups, Limit int }
+
+// SpreadRows copies rows of x to their places, each times its scale. The other rows of
+// out become 0. No place is there twice but -1, which is none. Arguments: w out low
+// [rows, width], x like out [n, width], places int64 [n, k], opt scales [n, k].
+type SpreadRows struct{}
+
+// CombineRows adds up the rows of y at the places of each row of out, each times its
+// scale. Arguments: w out low [n, width], y like out [rows, width], places int64 [n, k],
+// opt scales [n, k].
+type CombineRows struct{}
+
+// CombineWeights is the gradient of the scales. Arguments: w dscales [n, k], g low
+// [n, width], y like g [rows, width], places int64 [n, k].
+type CombineWeights struct{}
+
+// GroupedProduct multiplies the rows of each group by the matrix of the group, and adds
+// its bias; rows that no group has become 0. As in MatMul each of out, x and weight is
+// low, and if one is bfloat16 the others are rounded to it. A fault has the position and
+// value of a count that does not fit. Arguments: w out [rows, n], x [rows, k], weight
+// [groups, k, n], whose matrices may be transposed, opt bias [groups, n], counts.
+type GroupedProduct struct{ Check *Check }
+
+// GroupedWeightGrad computes aᵀ·b of the rows of each group, and adds Beta (0 or 1) times
+// what is there. Arguments: rw out [groups, m, n], a [rows, m], b [rows, n], counts. out, a
+// and b are low as in [GroupedProduct].
+type GroupedWeightGrad struct{ Beta float32 }
+
+// GroupSums adds up the rows of each group. Arguments: w out [groups, n], x low [rows,
+// n], counts.
+type GroupSums struct{}
 
 // Order and running sums.
 

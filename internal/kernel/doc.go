@@ -52,7 +52,7 @@
 //	norms               norm.go (rows), batchnorm.go, groupnorm.go, channels*.go (what these two are made of), rows_bf16.go
 //	elementwise         elementwise.go, activations.go, vector*.go, dropout*.go, transformer*.go (RMS norm, SwiGLU, RoPE)
 //	sums and orders     reduce.go, softmax.go, sort.go
-//	copies and indices  move.go, transpose*.go, embedding.go, bag.go, segment.go
+//	copies and indices  move.go, transpose*.go, embedding.go, bag.go, segment.go, group_rows.go
 //	optimizers          optimizer*.go
 //	conversions         convert*.go
 //	pixels              image*.go

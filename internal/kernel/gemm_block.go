@@ -56,6 +56,7 @@ type product struct {
 	alpha, beta float32
 	a, b, c     Mixed
 	bias        []float32
+	direct      bool      // compute the transpose, and read the matrix B where it lies
 	swapped     bool      // C is the transpose of the product
 	rowBias     []float32 // of a swapped one
 
@@ -147,7 +148,7 @@ func (g *product) compute(p *work.Pool) {
 	if g.b.Stride%lineElems == 0 {
 		reads = 5
 	}
-	g.aDirect = g.canReadA() && (g.n <= 2*g.nr || g.a.isSmall(g.m, g.k))
+	g.aDirect = g.canReadA() && (g.n <= 2*g.nr || g.direct || g.a.isSmall(g.m, g.k))
 	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && (g.m <= reads*g.mr || g.b.isSmall(g.k, g.n)) || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m

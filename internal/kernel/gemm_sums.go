@@ -24,7 +24,7 @@ const (
 // bias that comes with alpha or beta is left alone, for it would be rounded at
 // another place.
 func (g *product) swapNarrow() {
-	if g.n > narrowCols || g.m < fewestRows || g.bias != nil && (g.alpha != 1 || g.beta != 0) {
+	if !g.direct && (g.n > narrowCols || g.m < fewestRows) || g.bias != nil && (g.alpha != 1 || g.beta != 0) {
 		return
 	}
 	g.m, g.n, g.a, g.b = g.n, g.m, g.b, g.a

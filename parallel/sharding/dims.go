@@ -255,6 +255,48 @@ func projected(outputs, inputs int) func(o *operation) (mesh.Placement, string) 
 	}
 }
 
+// grouped is a linear layer of rows in groups: x [rows, in], weight [groups, out, in],
+// bias [groups, out], and the number of rows of each group.
+func grouped(o *operation) (mesh.Placement, string) {
+	x, w, bias, counts := o.in[0], o.in[1], o.in[2], o.in[3]
+	xd, xok := x.at.IsShard()
+	wd, wok := w.at.IsShard()
+	bd, biasok := bias.at.IsShard()
+	switch {
+	case !counts.at.IsReplicate():
+		return o.needs(3)
+	case wok && !xok && wd == 1:
+		if bias.present && !(biasok && bd == 1) {
+			return w.at, o.differ(1, 2, "shard the bias as the outputs")
+		}
+		return w.at, ""
+	case xok && wok && xd == 1 && wd == 2:
+		if bias.present && !isSum(bias.at) {
+			return sum, o.differ(1, 2, "reduce the product first, and add the bias then")
+		}
+		return sum, ""
+	case xok:
+		return o.needs(0)
+	case wok:
+		return o.needs(1)
+	}
+	return o.needs(2)
+}
+
+// placed moves rows to places, or adds them up: x [rows, width] may be sharded along the
+// width.
+func placed(o *operation) (mesh.Placement, string) {
+	if dim, ok := o.in[0].at.IsShard(); !ok || dim != 1 {
+		return whole(o)
+	}
+	for i, in := range o.in[1:] {
+		if in.present && !in.at.IsReplicate() {
+			return in.at, o.differ(0, i+1, "gather the second first")
+		}
+	}
+	return o.in[0].at, ""
+}
+
 func isSum(p mesh.Placement) bool { return p == sum }
 
 // convolved is a convolution: images [batch, in, …], weight [out, in, …].

@@ -88,6 +88,7 @@ var rules = table(
 	entry{rule{partial: bilinear, shard: multiplied}, []string{"matmul"}},
 	entry{rule{partial: bilinear, shard: projected(0, 1), biased: true}, []string{"linear"}},
 	entry{rule{partial: bilinear, shard: projected(1, 0), biased: true}, []string{"affine"}},
+	entry{rule{partial: bilinear, shard: grouped, biased: true}, []string{"grouped linear"}},
 	entry{rule{partial: bilinear, shard: convolved, biased: true}, []string{"conv2d"}},
 	entry{rule{partial: bilinear, shard: whole}, []string{"conv2d input grad", "conv2d weight grad"}},
 	entry{rule{partial: linearIn(0), shard: whole}, []string{"conv2d bias grad"}},
@@ -106,7 +107,8 @@ var rules = table(
 	entry{rule{partial: linearIn(0), shard: whole}, []string{"index select"}},
 	entry{rule{partial: linearIn(0), shard: gathered}, []string{"gather"}},
 	entry{rule{partial: additive(0, 1), shard: whole}, []string{"index add", "scatter", "scatter add"}},
-	entry{opaque, []string{"embedding bag", "one hot"}},
+	entry{rule{partial: linearIn(0), shard: placed}, []string{"spread rows", "combine rows"}},
+	entry{opaque, []string{"embedding bag", "one hot", "group rows", "limit groups", "combine weights", "grouped weight grad", "group sums"}},
 	entry{byRow, []string{"max pool", "max pool grad", "max pool grad grad", "adaptive max pool"}},
 	entry{pooling, []string{"avg pool", "avg pool grad", "adaptive avg pool", "adaptive avg pool grad"}},
 )

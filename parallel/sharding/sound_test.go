@@ -94,6 +94,16 @@ var programs = []program{
 		[]string{"Shard(0) Replicate Replicate: Shard(0)", "Replicate Shard(0) Shard(0): Shard(1)", "Shard(1) Shard(1) Partial(sum): Partial(sum)", "Partial(sum) Replicate Partial(sum): Partial(sum)"}},
 	{"affine", [][]int{{4, 6}, {6, 8}, {8}}, func(x []*tensor.Tensor) *tensor.Tensor { return tensor.Affine(x[0], x[1], x[2]) }, -1,
 		[]string{"Replicate Shard(1) Shard(0): Shard(1)", "Shard(1) Shard(0) Partial(sum): Partial(sum)"}},
+	{"grouped linear", [][]int{{6, 4}, {4, 8, 4}}, func(x []*tensor.Tensor) *tensor.Tensor {
+		return tensor.GroupedLinear(x[0], x[1], nil, groupCounts(x[1].Dim(0)))
+	}, -1, []string{"Replicate Shard(1): Shard(1)", "Shard(1) Shard(2): Partial(sum)", "Partial(sum) Replicate: Partial(sum)"}},
+	{"grouped linear with a bias", [][]int{{6, 4}, {4, 8, 4}, {4, 8}}, func(x []*tensor.Tensor) *tensor.Tensor {
+		return tensor.GroupedLinear(x[0], x[1], x[2], groupCounts(x[1].Dim(0)))
+	}, -1, []string{"Replicate Shard(1) Shard(1): Shard(1)", "Shard(1) Shard(2) Partial(sum): Partial(sum)"}},
+	{"spread rows", [][]int{{3, 4}}, func(x []*tensor.Tensor) *tensor.Tensor { return tensor.SpreadRows(x[0], groupPlaces(), 6) }, -1,
+		[]string{"Shard(1): Shard(1)", "Partial(sum): Partial(sum)"}},
+	{"combine rows", [][]int{{6, 4}, {3, 2}}, func(x []*tensor.Tensor) *tensor.Tensor { return tensor.CombineRows(x[0], groupPlaces(), x[1]) }, -1,
+		[]string{"Shard(1) Replicate: Shard(1)", "Partial(sum) Replicate: Partial(sum)"}},
 	{"conv2d", [][]int{{2, 4, 3, 3}, {4, 4, 2, 2}, {4}}, func(x []*tensor.Tensor) *tensor.Tensor {
 		return tensor.Conv2d(x[0], x[1], x[2], tensor.Conv2dOptions{})
 	}, -1,
@@ -116,6 +126,12 @@ var programs = []program{
 	{"convert", [][]int{{4, 6}}, func(x []*tensor.Tensor) *tensor.Tensor { return x[0].To(tensor.Float64).Clone().To(tensor.Float32) }, -1, []string{"Partial(sum): Partial(sum)", "Shard(1): Shard(1)"}},
 	{"roll and flip", [][]int{{4, 6}}, func(x []*tensor.Tensor) *tensor.Tensor { return x[0].Roll([]int{1}, []int{1}) }, -1, []string{"Shard(0): Shard(0)", "Partial(sum): Partial(sum)"}},
 }
+
+// groupCounts are the rows of groups, one row of six being in none.
+func groupCounts(n int) *tensor.Tensor { return tensor.FromInt64([]int64{2, 0, 2, 1}[:n]) }
+
+// groupPlaces are the places of three rows, two each.
+func groupPlaces() *tensor.Tensor { return tensor.FromInt64([]int64{3, 0, 5, -1, 2, 1}, 3, 2) }
 
 // TestTypesAreSound: what is not refused is true, of values and of their gradients.
 func TestTypesAreSound(t *testing.T) {

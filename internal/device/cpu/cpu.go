@@ -14,7 +14,8 @@
 //	fused.go        operations with kernels of their own (internal/device/ops.go): it
 //	                asks the files fused_*.go, of which fused_softmax.go has softmax,
 //	                log-sum-exp and cross-entropy, fused_norm.go layer, RMS, group and
-//	                batch norm, fused_sort.go sort, top-k and running sums, and
+//	                batch norm, fused_sort.go sort, top-k and running sums, fused_groups.go
+//	                rows in groups, and
 //	                fused_pointwise.go activations, SwiGLU and dropout
 package cpu
 

@@ -13,7 +13,7 @@ func (c *CPU) Fused(op device.Op, args ...device.Array) bool {
 	defer hold(args...)
 	return c.attention(op, args) || c.norm(op, args) || c.batchNorm(op, args) || c.conv(op, args) || c.pool(op, args) ||
 		c.softmax(op, args) || c.pointwise(op, args) || c.recurrent(op, args) || c.index(op, args) || c.move(op, args) ||
-		c.embedding(op, args) || c.order(op, args) || c.optimizer(op, args) || c.optimizerRows(op, args)
+		c.embedding(op, args) || c.groups(op, args) || c.order(op, args) || c.optimizer(op, args) || c.optimizerRows(op, args)
 }
 
 // mixedOf returns an operand of float32 or bfloat16, or an absent one, for a
