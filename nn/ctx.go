@@ -20,8 +20,10 @@ type Ctx struct {
 	generator *tensor.Generator
 	device    tensor.Device
 	cache     *KVCache
-	sequence  *sequence     // nil where tokens follow each other
-	around    []Interceptor // outermost first
+	sequence  *sequence            // nil where tokens follow each other
+	cuts      []tensor.Cut         // of what Dropout is given
+	part      tensor.AttentionPart // that attention is
+	around    []Interceptor        // outermost first
 	pass      *pass
 }
 

@@ -36,7 +36,7 @@ type DotProductAttention struct {
 // ([Ctx.WithDocuments]) a token sees its own document alone.
 func (m *DotProductAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 	WantInputs("DotProductAttention", x, "queries, keys and values in one tensor, or in three and perhaps a mask", 1, 3, 4)
-	o := tensor.AttentionOptions{Causal: m.Causal, Scale: m.Scale}
+	o := tensor.AttentionOptions{Causal: m.Causal, Scale: m.Scale, Part: c.part}
 	if m.Window > 0 && !m.Causal {
 		panic(tensor.NewError("DotProductAttention", x, "a window of %d wants Causal", m.Window))
 	}

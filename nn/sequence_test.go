@@ -104,3 +104,20 @@ func TestAddLoss(t *testing.T) {
 		}
 	}
 }
+
+// TestDropoutOfParts: cuts of a dim nest, and a part drops what the whole does.
+func TestDropoutOfParts(t *testing.T) {
+	drop := NewDropout(0.5)
+	pass := func() *Ctx { return Training(t.Context(), WithGenerator(tensor.NewGenerator(4))) }
+	whole, part := pass(), pass()
+	defer whole.Close()
+	defer part.Close()
+	y := whole.Call(drop, tensor.Full(1, 2, 12, 3))
+	// Tokens 1 2 3 8 9 10, and of these the middle ones: 3 and 8.
+	c := part.WithCut(tensor.Cut{Dim: 1, Size: 12, Runs: [][2]int{{1, 4}, {8, 11}}}).WithCut(tensor.Cut{Dim: 1, Size: 6, Runs: [][2]int{{2, 4}}})
+	got := c.Call(drop, tensor.Full(1, 2, 2, 3)).Float32s()
+	want := tensor.Cat(1, y.Narrow(1, 3, 1), y.Narrow(1, 8, 1)).Float32s()
+	if !slices.Equal(got, want) {
+		t.Errorf("the part is %v, want %v", got, want)
+	}
+}

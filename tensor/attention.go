@@ -25,6 +25,17 @@ type AttentionOptions struct {
 	// needs a Generator, and draws one stream of it.
 	Dropout   float64
 	Generator *Generator
+	// Part says of which attention this is a part. Dropout then drops what it would
+	// drop there. The zero value is a whole attention.
+	Part AttentionPart
+}
+
+// AttentionPart says of which attention another one is a part: how many heads,
+// queries and keys the whole has (0 for as many as the part), and with which of
+// them the part begins.
+type AttentionPart struct {
+	Heads, Time, KeyTime int
+	Head, Query, Key     int
 }
 
 // ScaledDotProductAttention returns softmax(q·kᵀ·scale + mask)·v for each batch
@@ -133,7 +144,9 @@ type attentionParams struct {
 }
 
 func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attentionParams {
-	p := attentionParams{AttentionParams: device.AttentionParams{Causal: o.Causal, Scale: float32(o.Scale), Dropout: float32(o.Dropout)}}
+	p := attentionParams{AttentionParams: device.AttentionParams{
+		Causal: o.Causal, Scale: float32(o.Scale), Dropout: float32(o.Dropout), Part: device.AttentionPart(o.Part),
+	}}
 	if o.Scale == 0 {
 		p.Scale = float32(1 / math.Sqrt(float64(dim)))
 	}

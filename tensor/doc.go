@@ -95,7 +95,7 @@
 //	the tape     tape, backward, hook, crossing, recompute, autocast, observer
 //	elementwise  elementwise, math, activation, compare, inplace, swiglu, dropout
 //	reductions   reduce, extremes, statistics, softmax, cumulative, sort
-//	products     matmul, einsum, conv, attention, rope, rnn
+//	products     matmul, einsum, conv, attention, attention_blocks, rope, rnn
 //	norms        layernorm, rmsnorm, groupnorm, batchnorm
 //	indices      index, mask, embedding, embeddingbag, rowgrad, groups
 //	shapes       shape, join, rearrange, pool

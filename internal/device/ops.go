@@ -40,6 +40,7 @@ func CheckOf(op Op) *Check {
 func (Attention) opName() string           { return "attention" }
 func (AttentionGrad) opName() string       { return "attention grad" }
 func (AttentionDropout) opName() string    { return "attention dropout" }
+func (AttentionMerge) opName() string      { return "attention merge" }
 func (CausalMask) opName() string          { return "causal mask" }
 func (RoPE) opName() string                { return "rope" }
 func (LayerNorm) opName() string           { return "layer norm" }
@@ -76,6 +77,7 @@ func (SwiGLU) opName() string              { return "swiglu" }
 func (SwiGLUGrad) opName() string          { return "swiglu grad" }
 func (Pointwise) opName() string           { return "pointwise" }
 func (DropoutMask) opName() string         { return "dropout mask" }
+func (DropoutMaskRows) opName() string     { return "dropout mask rows" }
 func (Dropout) opName() string             { return "dropout" }
 func (LSTMCell) opName() string            { return "lstm cell" }
 func (LSTMCellGrad) opName() string        { return "lstm cell grad" }
@@ -130,11 +132,21 @@ func (ClipScale) opName() string           { return "clip scale" }
 // AttentionParams are what an attention and its gradient have in common. A query
 // sees all keys; with Causal, query t sees those up to t + keyTime - time. Scale
 // multiplies q·kᵀ. Dropout is the share of the probabilities that become zero,
-// by the counter-based generator of Key and its Stream.
+// by the counter-based generator of Key and its Stream, and by the place in the whole
+// attention of which this is a Part.
 type AttentionParams struct {
 	Causal         bool
 	Scale, Dropout float32
 	Key, Stream    uint64
+	Part           AttentionPart
+}
+
+// AttentionPart says of which attention another one is a part: how many heads,
+// queries and keys the whole has (0 for as many as the part), and with which of them
+// the part begins.
+type AttentionPart struct {
+	Heads, Time, KeyTime int
+	Head, Query, Key     int
 }
 
 // Attention is softmax(q·kᵀ·scale + mask)·v. Arguments: w out like q, w lse
@@ -150,6 +162,12 @@ type AttentionGrad struct{ AttentionParams }
 // AttentionDropout writes what an attention with dropout multiplies its
 // probabilities by: w scales [batch, heads, time, keyTime].
 type AttentionDropout struct{ AttentionParams }
+
+// AttentionMerge makes two attentions of the same queries to different keys one. It
+// writes to the first. Arguments: rw out [batch, time, heads, dim], rw lse [batch,
+// heads, time], part low like out, partLSE like lse. They have any strides, but the
+// last dims are dense.
+type AttentionMerge struct{}
 
 // CausalMask copies a matrix and sets the elements whose key lies after the query
 // to Value. Arguments: w out, x, both [batch…, time, keyTime].
@@ -424,6 +442,15 @@ type Pointwise struct {
 // [(NumElems+7)/8].
 type DropoutMask struct {
 	NumElems    int
+	Key, Stream uint64
+	Keep        uint32
+}
+
+// DropoutMaskRows draws the bits of rows of Length elements of a larger tensor. Row r
+// begins with the tensor's element starts[r]. Arguments: w mask uint8
+// [(rows·Length+7)/8], starts int64 [rows].
+type DropoutMaskRows struct {
+	Length      int
 	Key, Stream uint64
 	Keep        uint32
 }

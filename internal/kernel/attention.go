@@ -43,10 +43,33 @@ type AttentionShape struct {
 	Mask AttentionMask
 	// Dropout is the share of probabilities that are set to zero; the others
 	// grow by 1/(1-Dropout). Which ones is a function of Random, Stream and the
-	// position in [Batch, Heads, Time, KeyTime].
+	// position in [Batch, Heads, Time, KeyTime], or in the whole attention of which
+	// this is a part.
 	Dropout float32
 	Random  random.Philox
 	Stream  uint64
+	Part    AttentionPart
+}
+
+// AttentionPart says of which attention another one is a part: how many heads,
+// queries and keys the whole has (0 for as many as the part), and with which of
+// them the part begins.
+type AttentionPart struct {
+	Heads, Time, KeyTime int
+	Head, Query, Key     int
+}
+
+// place returns the position of the probability of (b, h, t) and the first key, by
+// which dropout decides.
+func (s *AttentionShape) place(b, h, t int) uint64 {
+	whole := func(n, part int) uint64 {
+		if n == 0 {
+			return uint64(part)
+		}
+		return uint64(n)
+	}
+	row := (uint64(b)*whole(s.Part.Heads, s.Heads)+uint64(h+s.Part.Head))*whole(s.Part.Time, s.Time) + uint64(t+s.Part.Query)
+	return row*whole(s.Part.KeyTime, s.KeyTime) + uint64(s.Part.Key)
 }
 
 // visible returns how many keys query t sees.
@@ -157,6 +180,15 @@ func checkAttention(s *AttentionShape, lse []float32, lseMayBeNil bool, queries,
 	}
 	if m := s.Mask; m.Data != nil {
 		check(Heads{m.Data, m.Batch, m.Time, m.Head}, s.Heads, s.Time, s.KeyTime)
+	}
+}
+
+// AttentionDropout writes what an attention multiplies its probabilities by, 0 or
+// 1/(1-Dropout), to keep [Batch, Heads, Time, KeyTime].
+func AttentionDropout(s AttentionShape, keep []float32) {
+	for i := range s.Batch * s.Heads * s.Time {
+		row := keep[i*s.KeyTime:][:s.KeyTime]
+		DropoutScales(row, s.Random, s.Stream, s.place(i/s.Time/s.Heads, i/s.Time%s.Heads, i%s.Time), s.Dropout)
 	}
 }
 

@@ -36,7 +36,7 @@ func (x *attention) clearUnseen(p, g []float32, stride, end int, lse []float32) 
 // kept fills keep with what dropout multiplies the probabilities of query t by:
 // 0 or 1/(1-Dropout).
 func (x *attention) kept(keep []float32, b, h, t int) {
-	DropoutScales(keep, x.Random, x.Stream, uint64((b*x.Heads+h)*x.Time+t)*uint64(x.KeyTime), x.Dropout)
+	DropoutScales(keep, x.Random, x.Stream, x.place(b, h, t), x.Dropout)
 }
 
 // dropRows applies dropout to rows of probabilities; keep is scratch of a row.

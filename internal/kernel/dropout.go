@@ -27,6 +27,32 @@ func DropoutMask(p *work.Pool, mask []uint8, n int, rng random.Philox, stream ui
 	})
 }
 
+// DropoutMaskRows draws the bits of rows of length elements of a larger tensor: bit
+// i·length+j is what [DropoutMask] of the whole draws for element starts[i]+j.
+func DropoutMaskRows(p *work.Pool, mask []uint8, starts []int64, length int, rng random.Philox, stream uint64, keep uint32) {
+	mask = mask[:(len(starts)*length+7)/8]
+	// A task is of so many rows that its bits end with a byte.
+	per := roundUp(max(1, maskRun/max(1, length)), 8)
+	task := func(i int) {
+		rows := starts[i*per : min((i+1)*per, len(starts))]
+		bits := mask[i*per*length/8:][:(len(rows)*length+7)/8]
+		clear(bits)
+		drawn := make([]uint8, (length+7)/8+1)
+		for r, start := range rows {
+			at, skip := r*length, int(start%8)
+			if at%8 == 0 && skip == 0 && length%8 == 0 {
+				dropoutMask(bits[at/8:(at+length)/8], length, rng, stream, uint64(start), keep)
+				continue
+			}
+			dropoutMask(drawn[:(skip+length+7)/8], skip+length, rng, stream, uint64(start)-uint64(skip), keep)
+			for j := range length {
+				bits[(at+j)/8] |= drawn[(skip+j)/8] >> ((skip + j) % 8) & 1 << ((at + j) % 8)
+			}
+		}
+	}
+	runHeads(p, pieces(len(starts), per), task)
+}
+
 // dropoutMaskGo draws the bits of elements offset to offset+n; offset is a
 // multiple of eight.
 func dropoutMaskGo(mask []uint8, n int, rng random.Philox, stream, offset uint64, keep uint32) {

@@ -28,7 +28,18 @@ func (c *CPU) attention(op device.Op, a []device.Array) bool {
 		kernel.AttentionBackward(c.threads, s, heads(a[0]), heads(a[1]), heads(a[2]),
 			heads(a[3]), heads(a[4]), heads(a[6]), heads(a[7]), heads(a[8]), a[5].Float32s())
 	case device.AttentionDropout:
-		kernel.DropoutScales(a[0].Float32s(), random.Philox{Key: op.Key}, op.Stream, 0, op.Dropout)
+		kernel.AttentionDropout(kernel.AttentionShape{
+			Batch: a[0].Shape[0], Heads: a[0].Shape[1], Time: a[0].Shape[2], KeyTime: a[0].Shape[3],
+			Dropout: op.Dropout, Random: random.Philox{Key: op.Key}, Stream: op.Stream, Part: kernel.AttentionPart(op.Part),
+		}, a[0].Float32s())
+	case device.AttentionMerge:
+		s := kernel.MergeShape{Batch: a[0].Shape[0], Time: a[0].Shape[1], Heads: a[0].Shape[2], Dim: a[0].Shape[3]}
+		lse, partLSE := sums(a[1]), sums(a[3])
+		if a[2].DType == device.BFloat16 {
+			kernel.MergeAttentionBF16(c.threads, s, heads(a[0]), lse, headsBF16(a[2]), partLSE)
+			break
+		}
+		kernel.MergeAttention(c.threads, s, heads(a[0]), lse, heads(a[2]), partLSE)
 	case device.CausalMask:
 		causalMask(a[0], a[1], float32(op.Value))
 	case device.RoPE:
@@ -51,7 +62,7 @@ func attentionShape(p device.AttentionParams, q, k, mask device.Array) kernel.At
 	s := kernel.AttentionShape{
 		Batch: q.Shape[0], Heads: q.Shape[2], Time: q.Shape[1], KeyTime: k.Shape[1], Dim: q.Shape[3],
 		KeyHeads: k.Shape[2], Causal: p.Causal, Scale: p.Scale,
-		Dropout: p.Dropout, Random: random.Philox{Key: p.Key}, Stream: p.Stream,
+		Dropout: p.Dropout, Random: random.Philox{Key: p.Key}, Stream: p.Stream, Part: kernel.AttentionPart(p.Part),
 	}
 	if mask.Ptr != nil {
 		s.Mask = kernel.AttentionMask{Data: mask.Span(), Batch: mask.Strides[0], Head: mask.Strides[1], Time: mask.Strides[2]}
@@ -61,6 +72,11 @@ func attentionShape(p device.AttentionParams, q, k, mask device.Array) kernel.At
 
 func heads(a device.Array) kernel.Heads {
 	return kernel.Heads{Data: a.Span(), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
+}
+
+// sums are log-sum-exps [batch, heads, time].
+func sums(a device.Array) kernel.Sums {
+	return kernel.Sums{Data: a.Span(), Batch: a.Strides[0], Head: a.Strides[1]}
 }
 
 func headsBF16(a device.Array) kernel.HeadsBF16 {

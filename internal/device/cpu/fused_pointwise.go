@@ -32,6 +32,8 @@ func (c *CPU) pointwise(op device.Op, a []device.Array) bool {
 		c.applyPointwise(op, a[0], a[1])
 	case device.DropoutMask:
 		kernel.DropoutMask(c.threads, device.Elems[uint8](a[0]), op.NumElems, random.Philox{Key: op.Key}, op.Stream, op.Keep)
+	case device.DropoutMaskRows:
+		kernel.DropoutMaskRows(c.threads, device.Elems[uint8](a[0]), a[1].Int64s(), op.Length, random.Philox{Key: op.Key}, op.Stream, op.Keep)
 	case device.Dropout:
 		kernel.MaskScale(c.threads, a[0].Float32s(), a[1].Float32s(), device.Elems[uint8](a[2]), float32(op.Scale))
 	default:
