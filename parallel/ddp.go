@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"weak"
@@ -79,6 +80,8 @@ type reducer interface {
 	// syncBuffers and join are SyncBuffers and Join of the DDP.
 	syncBuffers(ctx context.Context) error
 	join(ctx context.Context, fn func() error, o joinOptions) error
+	// reduce averages gradients that passes under NoSync have left.
+	reduce(ctx context.Context) error
 }
 
 // DDPOption is an option of [NewDDP].
@@ -131,16 +134,37 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	d := &DDP{Model: model, group: group, sync: true, late: watchStragglers(group, &o)}
+	d := newDDP(model, group, &o)
+	var err error
+	if d.reducer, err = o.newReducer(ctx, model, group, &o); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// newDDP returns a DDP without a reducer.
+func newDDP(model any, group *dist.Group, o *ddpOptions) *DDP {
+	d := &DDP{Model: model, group: group, sync: true, late: watchStragglers(group, o)}
 	for _, p := range nn.Parameters(model) {
 		if p.Frozen {
 			d.frozen = append(d.frozen, p)
 		}
 	}
-	var err error
-	if d.reducer, err = o.newReducer(ctx, model, group, &o); err != nil {
-		return nil, err
+	return d
+}
+
+// replicate returns a DDP of a model that is the same on all ranks already, but for what the axes
+// beside cut.
+func replicate(model any, s *split, opts []DDPOption) (*DDP, error) {
+	o := ddpOptions{firstBucketBytes: leastBucket, bucketBytes: mostBucket}
+	for _, opt := range opts {
+		opt(&o)
 	}
+	if o.newReducer != nil {
+		return nil, errors.New("WithPyTorch: PyTorch's ranks know no mesh: use NewDDP with it")
+	}
+	d := newDDP(model, s.world.group(), &o)
+	d.reducer = layOutBuckets(model, s, &o)
 	return d, nil
 }
 
@@ -232,6 +256,15 @@ func (d *DDP) NoSync(fn func() error) error {
 	d.sync = false
 	defer func() { d.sync = outside }()
 	return fn()
+}
+
+// reduce averages the gradients that passes under NoSync have left.
+func (d *DDP) reduce(ctx context.Context) error {
+	if err := d.reducer.reduce(ctx); err != nil {
+		return err
+	}
+	d.late.look(d.group)
+	return nil
 }
 
 // Step runs the passes one after the other, and averages the gradients in the last.

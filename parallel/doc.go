@@ -77,6 +77,7 @@
 // # Files
 //
 //	strategy.go         the interface, and what a model must be like to be wrapped
+//	step.go             the passes of a step, one after the other
 //	single.go           one rank
 //	ddp.go              DDP and its options: when replicas are synchronised
 //	fully_shard.go      FSDP and its options: FullyShard, and what a training loop calls
@@ -84,6 +85,9 @@
 //	shard_unit.go       the shards, full values and gradients of a unit
 //	shard_part.go       what a rank keeps of the full values within groups of neighbours
 //	shard_pass.go       when units are gathered, given up and reduced in a pass
+//	parallelize.go      Parallel: a model that is split over all axes of a mesh
+//	lay.go              how a parameter lies, and what each way to split a model is to Parallel
+//	split.go            the groups over which gradients are summed, by parameter
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

@@ -51,17 +51,18 @@ type FSDP struct {
 	// in the FSDP.
 	Model any `name:""`
 
-	mesh     *mesh.Mesh
-	shards   *dist.Group // of the axis fsdp
-	replicas *dist.Group // of the axis replicate; nil without
-	world    ranks       // all of the mesh
-	device   tensor.Device
+	mesh   *mesh.Mesh
+	split  *split      `name:"-"`
+	shards *dist.Group // of the axis fsdp
+	world  ranks       // all of the mesh
+	device tensor.Device
 
 	units      []*shardUnit                  `name:"-"` // the model itself is the first
 	unitOf     map[any]*shardUnit            `name:"-"`
 	params     []*shardParam                 `name:"-"` // in the order of the model
 	paramOf    map[*nn.Parameter]*shardParam `name:"-"`
-	rows       rowSync                       `name:"-"`
+	sparse     []*nn.Parameter               `name:"-"` // which stay whole
+	rows       []*rowSync                    `name:"-"` // their gradients
 	numTrained int
 	shared     []*bufferSync `name:"-"`
 	keep       bool          // full values stay until the backward pass is over
@@ -134,24 +135,17 @@ func WithMixedPrecision(gather, reduce tensor.DType) FSDPOption {
 // A model that does not fit one rank is built on [tensor.Meta]. [FSDP.Materialize] then makes the
 // shards, each on its rank.
 func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption) (*FSDP, error) {
-	o := fsdpOptions{policy: ByBlock(), shardDim: func(string, []int) int { return 0 }}
-	for _, opt := range opts {
-		opt(&o)
-	}
-	f := &FSDP{
-		Model: model, mesh: m, device: tensor.CPU(), keep: o.reshard == Never, sync: true, grace: abandonTime,
-		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
-	}
 	err := checkModule(model)
 	switch {
 	case err != nil:
 	case m == nil:
 		err = errors.New("the mesh is nil: make one with mesh.New, with an axis \"fsdp\"")
 	default:
-		err = f.join()
+		err = checkShardMesh(m)
 	}
+	var world ranks
 	if err == nil {
-		f.world, err = newRanks(ctx, m.World(), worldAxis)
+		world, err = newRanks(ctx, m.World(), worldAxis)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
@@ -159,24 +153,47 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	if err := verifySame(ctx, m.World(), model, "fsdp"); err != nil {
 		return nil, err
 	}
-	f.late = watchStragglers(m.World(), &ddpOptions{})
-	if err := f.divide(ctx, model, &o); err != nil {
+	s, err := newSplit(ctx, m, world, model, plainLays(model, m))
+	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	if err := f.formGroups(ctx, o.reshard); err != nil {
-		return nil, fmt.Errorf("fsdp: %w", err)
+	share := func(ctx context.Context) error { return world.shareState(ctx, model) }
+	return shardOver(ctx, model, s, opts, share)
+}
+
+// shardOver shards what each rank has of a model. share, if it is not nil, gives all ranks the
+// same values, once it is known that they can be sharded.
+func shardOver(ctx context.Context, model any, s *split, opts []FSDPOption, share func(ctx context.Context) error) (*FSDP, error) {
+	o := fsdpOptions{policy: ByBlock(), shardDim: func(string, []int) int { return 0 }}
+	for _, opt := range opts {
+		opt(&o)
 	}
-	if err := f.distribute(ctx); err != nil {
+	f := &FSDP{
+		Model: model, mesh: s.mesh, split: s, world: s.world, device: tensor.CPU(), keep: o.reshard == Never, sync: true, grace: abandonTime,
+		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
+		late: watchStragglers(s.world.group(), &ddpOptions{}),
+	}
+	var err error
+	if f.shards, err = f.mesh.Group(shardAxis); err == nil {
+		err = f.divide(ctx, model, &o)
+	}
+	if err == nil {
+		err = f.formGroups(ctx, o.reshard)
+	}
+	if err == nil && share != nil {
+		err = share(ctx)
+	}
+	if err == nil {
+		err = f.distribute()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
 	return f, nil
 }
 
-// distribute gives all ranks the state of rank 0, and then each its shards.
-func (f *FSDP) distribute(ctx context.Context) error {
-	if err := f.world.shareState(ctx, f.Model); err != nil {
-		return err
-	}
+// distribute gives each rank its shards of the values that all have.
+func (f *FSDP) distribute() error {
 	if f.world.group().Size() > 1 {
 		f.shared = newBufferSyncs(f.Model)
 	}
@@ -189,26 +206,20 @@ func (f *FSDP) distribute(ctx context.Context) error {
 	return nil
 }
 
-// join looks up the groups of the axes.
-func (f *FSDP) join() error {
-	for _, a := range f.mesh.Axes() {
+// checkShardMesh fails for a mesh that FullyShard does not know.
+func checkShardMesh(m *mesh.Mesh) error {
+	for _, a := range m.Axes() {
 		switch a.Name {
 		case shardAxis:
 		case replicateAxis:
 		default:
-			return fmt.Errorf("the mesh has an axis %q: FullyShard shards over an axis %q and replicates over an axis %q, and knows no others", a.Name, shardAxis, replicateAxis)
+			return fmt.Errorf("the mesh has an axis %q: FullyShard shards over an axis %q and replicates over an axis %q, and knows no others: Parallelize does", a.Name, shardAxis, replicateAxis)
 		}
 	}
-	var err error
-	if f.shards, err = f.mesh.Group(shardAxis); err != nil {
+	if _, err := m.Group(shardAxis); err != nil {
 		return err
 	}
-	if f.mesh.Has(replicateAxis) {
-		if f.replicas, err = f.mesh.Group(replicateAxis); err != nil {
-			return err
-		}
-	}
-	if g := f.mesh.World(); g.Transport() == "gloo" {
+	if g := m.World(); g.Transport() == "gloo" {
 		return fmt.Errorf("group %q speaks PyTorch's wire, over which FullyShard does not run: use NewDDP with WithPyTorch, or a group made with dist.WithBackend(\"native\")", g.Name())
 	}
 	return nil
@@ -217,7 +228,7 @@ func (f *FSDP) join() error {
 // divide makes the units. If ranks have come to different ones, or a rank to none, all return
 // the same error.
 func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
-	left := func(p *nn.Parameter) bool { return p.Sparse && !p.Frozen }
+	left := func(p *nn.Parameter) bool { return p.Sparse && !p.Frozen || f.split.lays[p].away }
 	var units []*assignment
 	err := errors.New("WithPolicy or WithShardDim got nil: leave the option out for the default")
 	if o.policy != nil && o.shardDim != nil {
@@ -238,7 +249,7 @@ func (f *FSDP) divide(ctx context.Context, model any, o *fsdpOptions) error {
 			fmt.Fprintf(&text, "%s in the unit %q, cut along dim %d, gathered in %v and reduced in %v\n", s.name, s.unit.path, s.dim, s.fullDType, s.gradDType)
 		}
 	}
-	rank, texts, compareErr := firstDifference(ctx, f.mesh.World(), []byte(text.String()))
+	rank, texts, compareErr := firstDifference(ctx, f.world.group(), []byte(text.String()))
 	switch {
 	case compareErr != nil:
 		return fmt.Errorf("compare the units of the ranks: %w", compareErr)
@@ -263,12 +274,13 @@ func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
 			f.paramOf[p] = s
 		}
 	}
-	f.rows = rowSync{by: "fsdp", ranks: f.world}
 	for _, p := range nn.Parameters(f.Model) {
 		s := f.paramOf[p]
 		switch {
+		case f.split.lays[p].away:
+			continue
 		case s == nil:
-			f.rows.sparse = append(f.rows.sparse, p)
+			f.sparse = append(f.sparse, p)
 			if len(f.params) == 0 {
 				f.device = p.Data().Device()
 			}
@@ -285,6 +297,7 @@ func (f *FSDP) makeUnits(assigned []*assignment, o *fsdpOptions) error {
 		f.params = append(f.params, s)
 		f.device = s.device
 	}
+	f.rows = f.split.rows("fsdp", f.sparse)
 	return nil
 }
 
@@ -293,6 +306,7 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 	s := &shardParam{
 		param: p, name: p.Name(), unit: u, shape: p.Data().Shape(), dtype: p.Data().DType(), frozen: p.Frozen, device: p.Data().Device(),
 	}
+	s.mesh, s.sumAxis = f.split.besideFSDP(p)
 	s.fullDType, s.gradDType = s.dtype, s.dtype
 	for _, d := range []tensor.DType{o.gather, o.reduce} {
 		if d != 0 && d != tensor.Float32 && d != tensor.BFloat16 {
@@ -318,7 +332,7 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 	s.chunkShape[s.dim] = (s.shape[s.dim] + n - 1) / n
 	s.padded = slices.Clone(s.shape)
 	s.padded[s.dim] = s.chunkShape[s.dim] * n
-	for _, a := range f.mesh.Axes() {
+	for _, a := range s.mesh.Axes() {
 		at, owes := mesh.Replicate(), mesh.Partial(dist.Sum)
 		if a.Name == shardAxis {
 			at = mesh.Shard(s.dim)
@@ -332,7 +346,7 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 func (u *shardUnit) shard() error {
 	u.allocate()
 	for _, s := range u.params {
-		boxes, err := mesh.Boxes(s.shape, u.f.mesh.Shape(), s.sharded, u.f.mesh.Coordinate())
+		boxes, err := mesh.Boxes(s.shape, s.mesh.Shape(), s.sharded, s.mesh.Coordinate())
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -449,7 +463,7 @@ func (f *FSDP) prepare(c *nn.Ctx) error {
 		return nil
 	}
 	// The average is a sum of gradients that are small from the start.
-	c.Tape().ScaleGrads(1 / float64(f.mesh.Size()))
+	c.Tape().ScaleGrads(1 / float64(f.split.numSamplers()))
 	f.checkTypes(c.Tape())
 	c.Tape().BeforeBackward(p.begin)
 	c.Tape().AfterBackward(p.finish)
@@ -610,8 +624,8 @@ func (f *FSDP) Unused() []string { return slices.Clone(f.unused) }
 // String says over how many ranks the model is sharded, and in how many units.
 func (f *FSDP) String() string {
 	s := fmt.Sprintf("FSDP over %s", countRanks(f.shards.Size()))
-	if f.replicas != nil && f.replicas.Size() > 1 {
-		s = fmt.Sprintf("HSDP, %d replicas over %s each", f.replicas.Size(), countRanks(f.shards.Size()))
+	if n := f.mesh.Size() / f.shards.Size(); n > 1 {
+		s = fmt.Sprintf("HSDP, %d replicas over %s each", n, countRanks(f.shards.Size()))
 	}
 	if len(f.units) == 1 {
 		return s + " in 1 unit"

@@ -18,6 +18,7 @@ import (
 // bucket is a run of gradients of one dtype that are reduced together.
 type bucket struct {
 	params  []*nn.Parameter
+	ranks   ranks            // over which they are summed
 	flat    *tensor.Tensor   // the gradients back to back, and used
 	views   []*tensor.Tensor // of flat, one a parameter
 	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
@@ -31,11 +32,11 @@ type bucket struct {
 // nativeReducer averages gradients in buckets that the backward pass writes right
 // into.
 type nativeReducer struct {
-	ranks    ranks // on one axis, replicateAxis
+	split    *split
 	buckets  []*bucket
 	bucketOf map[*nn.Parameter]*bucket
 	shared   []*bufferSync // nil when buffers are left alone
-	rows     rowSync       // of the parameters that have no bucket
+	rows     []*rowSync    // of the parameters that have no bucket
 	unused   []string      // parameters of which no rank had a gradient in the last reduction
 
 	// of the backward pass under way
@@ -60,24 +61,37 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err == nil {
 		err = all.shareState(ctx, model)
 	}
+	var s *split
+	if err == nil {
+		s, err = newSplit(ctx, all.mesh, all, model, plainLays(model, all.mesh))
+	}
 	if err != nil {
 		return nil, besidePyTorch(fmt.Errorf("ddp: %w", err))
 	}
-	r := &nativeReducer{ranks: all, bucketOf: make(map[*nn.Parameter]*bucket), rows: rowSync{by: "ddp", ranks: all}, grace: abandonTime}
-	if !o.localBuffers && group.Size() > 1 {
+	return layOutBuckets(model, s, o), nil
+}
+
+// layOutBuckets makes the buckets of a model that all ranks have alike.
+func layOutBuckets(model any, s *split, o *ddpOptions) *nativeReducer {
+	r := &nativeReducer{split: s, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
+	if !o.localBuffers && s.world.group().Size() > 1 {
 		r.shared = newBufferSyncs(model)
 	}
-	var trained []*nn.Parameter
-	r.params = nn.Parameters(model)
-	for _, p := range r.params {
+	var trained, sparse []*nn.Parameter
+	for _, p := range nn.Parameters(model) {
+		if s.lays[p].away {
+			continue
+		}
+		r.params = append(r.params, p)
 		switch {
 		case p.Frozen:
 		case p.Sparse:
-			r.rows.sparse = append(r.rows.sparse, p)
-		default:
+			sparse = append(sparse, p)
+		case s.sums(p) != nil:
 			trained = append(trained, p)
 		}
 	}
+	r.rows = s.rows("ddp", sparse)
 	slices.Reverse(trained)
 	rest := o.bucketBytes
 	if !o.bucketsSaid {
@@ -87,28 +101,55 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 		}
 		rest = bucketSize(total)
 	}
-	for _, params := range fillBuckets(trained, o.firstBucketBytes, rest) {
-		r.buckets = append(r.buckets, r.newBucket(params))
+	for len(trained) > 0 {
+		over := *s.sums(trained[0])
+		var here, others []*nn.Parameter
+		for _, p := range trained {
+			if s.sums(p).axis == over.axis {
+				here = append(here, p)
+			} else {
+				others = append(others, p)
+			}
+		}
+		for _, params := range fillBuckets(here, o.firstBucketBytes, rest) {
+			r.buckets = append(r.buckets, r.newBucket(params, over))
+		}
+		trained = others
 	}
-	return r, nil
+	r.inOrder()
+	return r
+}
+
+// inOrder puts the buckets of different ranks into the order in which they are full, about: that
+// in which all ranks begin to reduce them.
+func (r *nativeReducer) inOrder() {
+	if !slices.ContainsFunc(r.buckets, func(b *bucket) bool { return b.ranks != r.buckets[0].ranks }) {
+		return
+	}
+	place := map[*nn.Parameter]int{}
+	for i, p := range r.params {
+		place[p] = i
+	}
+	first := func(b *bucket) int { return place[b.params[len(b.params)-1]] }
+	slices.SortStableFunc(r.buckets, func(a, b *bucket) int { return first(b) - first(a) })
 }
 
 // newBucket makes the memory of a bucket, and has the gradients of its parameters
 // come to it.
-func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
+func (r *nativeReducer) newBucket(params []*nn.Parameter, over ranks) *bucket {
 	numElems := 0
 	for _, p := range params {
 		numElems += p.Data().NumElems()
 	}
 	like := params[0].Data()
-	b := &bucket{params: params, flat: memoryFor(r.ranks.group())(like.Device(), like.DType(), numElems+len(params))}
+	b := &bucket{params: params, ranks: over, flat: memoryFor(over.group())(like.Device(), like.DType(), numElems+len(params))}
 	b.used = b.flat.Narrow(0, numElems, len(params))
 	if len(params) == 1 {
 		b.flat.SetName(params[0].Name() + ".grad")
 	} else {
 		b.flat.SetName(fmt.Sprintf("the gradients from %s to %s", params[0].Name(), params[len(params)-1].Name()))
 	}
-	b.owing = []mesh.Tensor{r.ranks.value(b.flat, mesh.Partial(dist.Sum), b.flat.Shape()...)}
+	b.owing = []mesh.Tensor{over.value(b.flat, mesh.Partial(dist.Sum), b.flat.Shape()...)}
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()
@@ -134,7 +175,7 @@ func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
 
 func (r *nativeReducer) syncBuffers(ctx context.Context) error {
 	for _, s := range r.shared {
-		if err := s.broadcast(ctx, r.ranks); err != nil {
+		if err := s.broadcast(ctx, r.split.world); err != nil {
 			return err
 		}
 	}
@@ -151,7 +192,7 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 		return nil
 	}
 	// The average is a sum of gradients that are small from the start.
-	c.Tape().ScaleGrads(1 / float64(r.ranks.group().Size()))
+	c.Tape().ScaleGrads(1 / float64(r.split.numSamplers()))
 	r.checkTypes(c.Tape())
 	if !sync {
 		return nil
@@ -170,8 +211,10 @@ func (r *nativeReducer) begin(sync bool) error {
 	if err := r.stillInBuckets(); err != nil {
 		return err
 	}
-	if err := r.rows.begin(); err != nil {
-		return err
+	for _, rows := range r.rows {
+		if err := rows.begin(); err != nil {
+			return err
+		}
 	}
 	r.reducing, r.launched = sync, 0
 	for _, b := range r.buckets {
@@ -184,7 +227,7 @@ func (r *nativeReducer) begin(sync bool) error {
 		b.reduced = false
 		for i, p := range b.params {
 			if p.Grad() != nil {
-				b.views[i].Scale(1 / float64(r.ranks.group().Size()))
+				b.views[i].Scale(1 / float64(b.ranks.group().Size()))
 			}
 		}
 	}
@@ -226,7 +269,7 @@ func (r *nativeReducer) launch(ctx context.Context) {
 		for _, i := range b.unused {
 			b.used.Narrow(0, i, 1).Fill(0)
 		}
-		b.work = mesh.AllReduceAsync(ctx, replicateAxis, b.owing...)
+		b.work = mesh.AllReduceAsync(ctx, b.ranks.axis, b.owing...)
 		r.launched++
 	}
 }
@@ -251,7 +294,12 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 		b.missing = 0
 	}
 	r.launch(ctx)
-	first := r.rows.sum(ctx)
+	var first error
+	for _, rows := range r.rows {
+		if first == nil {
+			first = rows.sum(ctx)
+		}
+	}
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	wait := context.WithoutCancel(ctx)
 	for i, b := range r.buckets {
@@ -291,6 +339,18 @@ func (r *nativeReducer) dropUnused() {
 		}
 	}
 	slices.Reverse(r.unused) // as they come in the model
+}
+
+// reduce averages the gradients that passes under NoSync have left.
+func (r *nativeReducer) reduce(ctx context.Context) error {
+	err := r.begin(true)
+	if err == nil {
+		err = r.finish(ctx)
+	}
+	if err != nil {
+		r.abandon()
+	}
+	return err
 }
 
 func (r *nativeReducer) unreached() []string { return r.unused }

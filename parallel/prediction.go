@@ -271,7 +271,6 @@ func (d *DDP) forecast() forecast {
 		f.noSent = fmt.Errorf("predict: what PyTorch's ranks are sent is not counted")
 		return f
 	}
-	shared := d.group.LocalSize() > 1
 	for _, s := range r.shared {
 		f.extra += sizeOf(s.flat.Shape(), s.flat.DType())
 		f.calls = append(f.calls, broadcastOf(d.group, s))
@@ -279,10 +278,10 @@ func (d *DDP) forecast() forecast {
 	for _, b := range r.buckets {
 		flat := b.flat
 		f.extra += int64(len(b.params)) * int64(flat.DType().Size()) // used
-		f.calls = append(f.calls, plannedCall{d.group, operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, shared})
+		f.calls = append(f.calls, plannedCall{b.ranks.group(), operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, b.ranks.group().LocalSize() > 1})
 	}
-	if len(r.rows.sparse) > 0 {
-		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows.sparse[0].Name())
+	if len(r.rows) > 0 {
+		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows[0].sparse[0].Name())
 	}
 	return f
 }

@@ -194,6 +194,10 @@ func (p *pytorchReducer) syncBuffers(context.Context) error {
 	return errors.New("ddp: SyncBuffers is not among the collectives of PyTorch's DDP, whose ranks broadcast buffers in their forward passes")
 }
 
+func (p *pytorchReducer) reduce(context.Context) error {
+	return errors.New("ddp: PyTorch's ranks reduce gradients in backward passes, and at no other time")
+}
+
 // begin prepares a backward pass.
 func (p *pytorchReducer) begin(sync bool) error {
 	if p.reducing {

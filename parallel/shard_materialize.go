@@ -52,7 +52,7 @@ func (f *FSDP) compareOrigins(ctx context.Context) error {
 	for _, b := range nn.Buffers(f.Model) {
 		note(b.Name(), b.Data)
 	}
-	rank, texts, err := firstDifference(ctx, f.mesh.World(), []byte(text.String()))
+	rank, texts, err := firstDifference(ctx, f.world.group(), []byte(text.String()))
 	if err != nil {
 		return fmt.Errorf("compare the models of the ranks: %w", err)
 	}
@@ -127,7 +127,7 @@ func (f *FSDP) materialize(dev tensor.Device) (err error) {
 		return err
 	}
 	f.device = dev
-	if f.mesh.Size() > 1 {
+	if f.world.group().Size() > 1 {
 		f.shared = newBufferSyncs(f.Model)
 	}
 	return nil

@@ -128,7 +128,7 @@ func (u *shardUnit) toGather(s *shardParam) mesh.Tensor {
 	if u.source != nil {
 		return mesh.Tensor{Local: s.part, Layout: mesh.Layout{Mesh: u.f.near, Shape: s.padded, Placements: []mesh.Placement{mesh.Shard(s.dim)}}}
 	}
-	return mesh.Tensor{Local: s.toSend(), Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.sharded}}
+	return mesh.Tensor{Local: s.toSend(), Layout: mesh.Layout{Mesh: s.mesh, Shape: s.padded, Placements: s.sharded}}
 }
 
 // gathered takes what has come of a parameter: it must be whole.

@@ -266,8 +266,10 @@ func (p *shardPass) begin(context.Context) error {
 			return fmt.Errorf("fsdp: %s was frozen when FullyShard was called and is not any more, so it would get no gradient: freeze it after FullyShard, not before, where it is to learn later", s.name)
 		}
 	}
-	if err := f.rows.begin(); err != nil {
-		return err
+	for _, rows := range f.rows {
+		if err := rows.begin(); err != nil {
+			return err
+		}
 	}
 	p.walking, p.at = true, len(p.trace)
 	p.pending, p.reduced, p.numSummed = nil, nil, 0
@@ -386,6 +388,34 @@ func (p *shardPass) finish(ctx context.Context) error {
 	if !p.sync {
 		return nil
 	}
+	return p.average(ctx)
+}
+
+// reduce averages the gradients that passes under NoSync have left.
+func (f *FSDP) reduce(ctx context.Context) error {
+	p := &shardPass{f: f, sync: true, walking: true, used: make([]int64, (f.numTrained+62)/63)}
+	var err error
+	for _, rows := range f.rows {
+		if err == nil {
+			err = rows.begin()
+		}
+	}
+	if err == nil && f.failed {
+		err = errUnfinishedShards
+	}
+	if err == nil {
+		err = p.average(ctx)
+	}
+	if err != nil {
+		p.abandon()
+	}
+	return err
+}
+
+// average sums the gradients of the units that have not been reduced in the pass, and gives all
+// parameters theirs.
+func (p *shardPass) average(ctx context.Context) error {
+	f := p.f
 	// Units that were not called in this pass, but may have been under NoSync.
 	for _, u := range f.units {
 		if slices.Contains(p.reduced, u) {
@@ -413,11 +443,13 @@ func (p *shardPass) finish(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := f.rows.sum(ctx); err != nil {
-		return err
+	for _, rows := range f.rows {
+		if err := rows.sum(ctx); err != nil {
+			return err
+		}
 	}
 	if f.plan == nil {
-		f.late.look(f.mesh.World())
+		f.late.look(f.world.group())
 	}
 	f.unused = f.unused[:0]
 	for _, s := range f.params {
@@ -453,7 +485,7 @@ func (p *shardPass) story() []byte {
 func (f *FSDP) agree(ctx context.Context, p *shardPass, used []int64) func() ([]int64, error) {
 	story := p.story()
 	own := append([]int64{int64(crc32.Checksum(story, crc32.MakeTable(crc32.Castagnoli))), int64(len(story))}, used...)
-	world := f.mesh.World()
+	world := f.world.group()
 	if f.plan != nil {
 		f.plan.note(plannedCall{group: world, call: operation.Call{Op: operation.AllGather, DType: operation.Int64, Count: len(own)}})
 		return func() ([]int64, error) { return used, nil }
@@ -483,7 +515,7 @@ func (f *FSDP) agree(ctx context.Context, p *shardPass, used []int64) func() ([]
 
 // tellApart returns how the passes of two ranks differ.
 func (f *FSDP) tellApart(ctx context.Context, story []byte) error {
-	rank, texts, err := firstDifference(ctx, f.mesh.World(), story)
+	rank, texts, err := firstDifference(ctx, f.world.group(), story)
 	if err != nil {
 		return fmt.Errorf("fsdp: compare the passes of the ranks: %w", err)
 	}

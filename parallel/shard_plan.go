@@ -71,17 +71,19 @@ func (f *FSDP) reduceScatter(ctx context.Context, dim int, dsts []*tensor.Tensor
 	return planned(shardAxis, mesh.Shard(dim), dsts, values)
 }
 
-// allReduce sums the shards of gradients over the replicas, or notes that it would.
-func (f *FSDP) allReduce(ctx context.Context, values []mesh.Tensor) *mesh.Pending {
+// allReduce sums shards of gradients over the ranks that have the same ones, which are those of
+// like, or notes that it would.
+func (f *FSDP) allReduce(ctx context.Context, like *shardParam, values []mesh.Tensor) *mesh.Pending {
 	if f.plan == nil {
-		return mesh.AllReduceAsync(ctx, replicateAxis, values...)
+		return mesh.AllReduceAsync(ctx, like.sumAxis, values...)
 	}
-	f.plan.note(cutCall(operation.AllReduce, f.replicas, f.shards.Size(), values, f.replicas.LocalSize() > 1))
+	group := like.sumGroup()
+	f.plan.note(cutCall(operation.AllReduce, group, f.shards.Size(), values, group.LocalSize() > 1))
 	locals := make([]*tensor.Tensor, len(values))
 	for i, v := range values {
 		locals[i] = v.Local
 	}
-	return planned(replicateAxis, mesh.Replicate(), locals, values)
+	return planned(like.sumAxis, mesh.Replicate(), locals, values)
 }
 
 // cutCall is the call by which a group gathers or reduces values, of each of which a rank has one
@@ -116,8 +118,8 @@ func planned(axis string, p mesh.Placement, dsts []*tensor.Tensor, values []mesh
 // it does not touch the FSDP.
 func (f *FSDP) sketch() *FSDP {
 	g := &FSDP{
-		Model: f.Model, mesh: f.mesh, shards: f.shards, replicas: f.replicas, device: tensor.Meta,
-		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, rows: rowSync{by: f.rows.by, ranks: f.rows.ranks},
+		Model: f.Model, mesh: f.mesh, split: f.split, shards: f.shards, device: tensor.Meta,
+		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, world: f.world,
 		numTrained: f.numTrained, keep: f.keep, near: f.near, sync: true, outlines: map[bool][]outline{}, types: typeCheck{done: true}, plan: &shardPlan{},
 	}
 	of := map[*shardParam]*shardParam{}
@@ -148,7 +150,7 @@ func (s *shardParam) sketch(u *shardUnit) *shardParam {
 	}
 	r := &shardParam{
 		name: s.name, unit: u, index: s.index, dim: s.dim, shape: s.shape, dtype: s.dtype, frozen: s.frozen,
-		fullDType: s.fullDType, gradDType: s.gradDType, padded: s.padded, chunkShape: s.chunkShape, device: tensor.Meta, sharded: s.sharded, owing: s.owing, whole: s.whole,
+		fullDType: s.fullDType, gradDType: s.gradDType, padded: s.padded, chunkShape: s.chunkShape, device: tensor.Meta, mesh: s.mesh, sumAxis: s.sumAxis, sharded: s.sharded, owing: s.owing, whole: s.whole,
 		chunk: meta(s.dtype, s.chunkShape), base: meta(s.fullDType, s.padded),
 	}
 	if s.wire != nil {
@@ -187,7 +189,7 @@ func (f *FSDP) forecast() forecast {
 	}
 	for _, s := range f.shared {
 		o.extra += sizeOf(s.flat.Shape(), s.flat.DType())
-		o.calls = append(o.calls, broadcastOf(f.mesh.World(), s))
+		o.calls = append(o.calls, broadcastOf(f.world.group(), s))
 	}
 	for _, s := range f.params {
 		padding := sizeOf(s.chunkShape, s.dtype) - sizeOf(local(s.param), s.dtype)
@@ -203,8 +205,8 @@ func (f *FSDP) forecast() forecast {
 			o.extra += padding
 		}
 	}
-	if len(f.rows.sparse) > 0 {
-		o.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", f.rows.sparse[0].Name())
+	if len(f.sparse) > 0 {
+		o.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", f.sparse[0].Name())
 	}
 	return o
 }

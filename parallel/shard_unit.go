@@ -8,16 +8,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
-)
-
-// shardAxis and replicateAxis are the axes of a mesh that FullyShard knows.
-const (
-	shardAxis     = "fsdp"
-	replicateAxis = "replicate"
-	worldAxis     = "world" // has all ranks of the mesh
 )
 
 // shardParam is a parameter of which this rank has a shard.
@@ -51,6 +45,9 @@ type shardParam struct {
 	padded     []int // shape of base
 	chunkShape []int
 	device     tensor.Device
+
+	mesh    *mesh.Mesh // has the axis fsdp, and
+	sumAxis string     // the ranks over which shards of gradients are summed, "" for none
 
 	sharded []mesh.Placement
 	owing   []mesh.Placement // of gradients before they are reduced
@@ -100,8 +97,14 @@ type shardUnit struct {
 
 	grads    []*tensor.Tensor // memory of whole gradients, one a dtype; nil without
 	reducing []*mesh.Pending
-	summing  []*mesh.Pending
+	summing  []summing
 	extra    bool // the reduced gradients arrive beside those that there are
+}
+
+// summing is the sum of shards of gradients over the ranks that have the same shards.
+type summing struct {
+	params []*shardParam
+	*mesh.Pending
 }
 
 // name is what errors call the unit.
@@ -118,13 +121,17 @@ func (u *shardUnit) name() string {
 const packLimit = 32 << 10
 
 // pack divides parameters into lists that one collective takes: those of fewer bytes a chunk than
-// limit share one.
+// limit share one, if they have the same ranks.
 func pack(params []*shardParam, dtype func(s *shardParam) tensor.DType, limit int) [][]*shardParam {
+	type kind struct {
+		dtype tensor.DType
+		ranks *mesh.Mesh
+	}
 	var calls [][]*shardParam
-	small := map[tensor.DType]int{} // index in calls
+	small := map[kind]int{} // index in calls
 	for _, s := range params {
-		d := dtype(s)
-		if s.dim != 0 || numElemsOf(s.chunkShape)*d.Size() >= limit {
+		d := kind{dtype(s), s.mesh}
+		if s.dim != 0 || numElemsOf(s.chunkShape)*d.dtype.Size() >= limit {
 			calls = append(calls, []*shardParam{s})
 			continue
 		}
@@ -373,7 +380,7 @@ func (u *shardUnit) reduce(ctx context.Context, used []int64) {
 	for _, call := range u.sums {
 		values, dsts := make([]mesh.Tensor, len(call)), make([]*tensor.Tensor, len(call))
 		for i, s := range call {
-			values[i] = mesh.Tensor{Local: s.paddedGrad, Layout: mesh.Layout{Mesh: u.f.mesh, Shape: s.padded, Placements: s.owing}}
+			values[i] = mesh.Tensor{Local: s.paddedGrad, Layout: mesh.Layout{Mesh: s.mesh, Shape: s.padded, Placements: s.owing}}
 			dsts[i] = s.landing
 		}
 		u.reducing = append(u.reducing, u.f.reduceScatter(ctx, call[0].dim, dsts, values))
@@ -404,7 +411,7 @@ func (u *shardUnit) land() {
 // have none: one tensor for each dtype.
 func (u *shardUnit) allocateLandings(which int) {
 	trained := slices.DeleteFunc(slices.Clone(u.params), func(s *shardParam) bool { return s.frozen })
-	for s, view := range layOut(trained, 1, gradDType, memoryFor(u.f.replicas)) {
+	for s, view := range layOut(trained, 1, gradDType, landingMemory(trained)) {
 		view.SetName(s.name + ".grad")
 		s.landings[which] = view
 		if which > 0 {
@@ -415,6 +422,22 @@ func (u *shardUnit) allocateLandings(which int) {
 		}
 		s.shardGrad.SetName(s.name + ".grad")
 	}
+}
+
+// landingMemory makes memory that other ranks read in place, if shards are summed in it.
+func landingMemory(params []*shardParam) func(tensor.Device, tensor.DType, ...int) *tensor.Tensor {
+	for _, s := range params {
+		if s.sumAxis != "" && s.sumGroup().LocalSize() > 1 {
+			return memoryFor(s.sumGroup())
+		}
+	}
+	return memoryFor(nil)
+}
+
+// sumGroup is the group of sumAxis.
+func (s *shardParam) sumGroup() *dist.Group {
+	g, _ := s.mesh.Group(s.sumAxis) // the mesh has the axis
+	return g
 }
 
 // layOut returns memory for numChunks of the chunks of each parameter: views of one tensor for
@@ -478,15 +501,15 @@ func (u *shardUnit) scattered(ctx context.Context) error {
 	}
 	u.reducing = nil
 	u.forgetGrads()
-	if u.f.replicas == nil {
-		return nil
-	}
 	for _, call := range u.sums {
+		if call[0].sumAxis == "" {
+			continue
+		}
 		values := make([]mesh.Tensor, len(call))
 		for i, s := range call {
 			values[i] = s.reduced
 		}
-		u.summing = append(u.summing, u.f.allReduce(ctx, values))
+		u.summing = append(u.summing, summing{call, u.f.allReduce(ctx, call[0], values)})
 	}
 	return nil
 }
@@ -497,13 +520,13 @@ func (u *shardUnit) summed(ctx context.Context) error {
 		return nil
 	}
 	wait := context.WithoutCancel(ctx)
-	for i, p := range u.summing {
+	for _, p := range u.summing {
 		out, err := p.Wait(wait)
 		if err != nil {
 			return fmt.Errorf("fsdp: reduce the gradients of %s over the replicas: %w", u.name(), err)
 		}
 		for j, t := range out {
-			u.sums[i][j].reduced = t
+			p.params[j].reduced = t
 		}
 	}
 	u.summing = nil
@@ -544,7 +567,10 @@ func (u *shardUnit) deliver(ctx context.Context, used func(index int) bool) erro
 // reduction may still write stays with it.
 func (u *shardUnit) abandonGrads(ctx context.Context) {
 	ended := true
-	for _, p := range slices.Concat(u.reducing, u.summing) {
+	for _, s := range u.summing {
+		u.reducing = append(u.reducing, s.Pending)
+	}
+	for _, p := range u.reducing {
 		_, _ = p.Wait(ctx) // the pass has an error
 		ended = ended && p.Ended()
 	}

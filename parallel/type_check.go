@@ -3,9 +3,6 @@
 package parallel
 
 import (
-	"slices"
-
-	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
@@ -34,19 +31,15 @@ func (t *typeCheck) end() {
 	t.pass = nil
 }
 
-// checkTypes has the types of the first training pass checked: the parameters are
-// replicated, and their gradients are each rank's part of a sum.
+// checkTypes has the types of the first training pass checked: the parameters lie as their lays
+// say, and their gradients are each rank's part of a sum over the axes that they owe.
 func (r *nativeReducer) checkTypes(tape *tensor.Tape) {
-	pass := r.types.begin(tape, sharding.Axis{Name: replicateAxis, Data: true})
+	pass := r.types.begin(tape, r.split.axes()...)
 	if pass == nil {
 		return
 	}
 	for _, p := range r.params {
-		use := sharding.Parameter{Name: p.Name(), Value: sharding.Type{mesh.Replicate()}}
-		if !p.Frozen {
-			use.Gradient = sharding.Type{mesh.Partial(dist.Sum)}
-		}
-		pass.Param(p.Data(), use)
+		pass.Param(p.Data(), r.split.use(p, p.Name(), p.Frozen, mesh.Replicate()))
 	}
 }
 
@@ -57,29 +50,20 @@ func (f *FSDP) checkTypes(tape *tensor.Tape) {
 	if f.types.done {
 		return
 	}
-	var axes []sharding.Axis
-	for _, a := range f.mesh.Axes() {
-		axes = append(axes, sharding.Axis{Name: a.Name, Data: true})
-	}
-	pass := f.types.begin(tape, axes...)
+	pass := f.types.begin(tape, f.split.axes()...)
 	if pass == nil {
 		return
 	}
 	for _, s := range f.params {
 		pass.Param(s.data, s.use(s.sharded))
 	}
-	for _, p := range f.rows.sparse {
-		pass.Param(p.Data(), sharding.Parameter{
-			Name: p.Name(), Value: sharding.Uniform(axes, mesh.Replicate()), Gradient: sharding.Uniform(axes, mesh.Partial(dist.Sum)),
-		})
+	for _, p := range f.sparse {
+		pass.Param(p.Data(), f.split.use(p, p.Name(), p.Frozen, mesh.Replicate()))
 	}
 }
 
-// use says how the parameter lies where something reads it.
+// use says how the parameter lies where something reads it, of which fsdp has left what at says.
 func (s *shardParam) use(at []mesh.Placement) sharding.Parameter {
-	use := sharding.Parameter{Name: s.name, Value: slices.Clone(at)}
-	if !s.frozen {
-		use.Gradient = slices.Clone(s.owing)
-	}
-	return use
+	i, _ := s.mesh.Index(shardAxis) // which all of these meshes have
+	return s.unit.f.split.use(s.param, s.name, s.frozen, at[i])
 }

@@ -73,6 +73,34 @@ func (m *Mesh) Flatten(ctx context.Context, name string, axes ...string) (*Mesh,
 	return flat, nil
 }
 
+// Merge returns the mesh of the ranks that differ from this one only on the axes merged and kept.
+// Its first axis, of the given name, has the ranks of all merged axes, in row-major order; then
+// come the kept axes, with the groups that m has for them. The members of the first axis make its
+// group among themselves, so all of them call Merge; [Mesh.Close] of the result closes it. Without
+// merged axes it is [Mesh.Sub] of the kept ones.
+func (m *Mesh) Merge(ctx context.Context, name string, merged []string, kept ...string) (*Mesh, error) {
+	if len(merged) == 0 {
+		return m.Sub(kept...)
+	}
+	all, err := m.Sub(slices.Concat(merged, kept)...)
+	if err != nil {
+		return nil, err
+	}
+	flat, err := m.Flatten(ctx, name, merged...)
+	if err != nil {
+		return nil, err
+	}
+	if len(kept) == 0 {
+		return flat, nil
+	}
+	joined := arrange(append([]Axis{{name, flat.Size()}}, all.axes[len(merged):]...), all.ranks, all.rank)
+	joined.base, joined.world, joined.made = all.base, all.world, flat.made
+	if all.groups != nil {
+		joined.groups = append([]*dist.Group{flat.world}, all.groups[len(merged):]...)
+	}
+	return joined, nil
+}
+
 // indices returns the numbers of axes given by name.
 func (m *Mesh) indices(axes []string) ([]int, error) {
 	var numbers []int

@@ -69,6 +69,23 @@ func TestSubAndFlatten(t *testing.T) {
 		if all.World() != g {
 			return fmt.Errorf("all axes as one: %v, want the group of all", all.World())
 		}
+		merged, err := m.Merge(ctx, "sum", []string{"pp", "tp"}, "dp")
+		if err != nil {
+			return err
+		}
+		defer merged.Close()
+		if at, text := merged.Coordinate(), merged.equation(); !slices.Equal(at, []int{2*pp + tp, dp}) || text != "sum 4 × dp 2" {
+			return fmt.Errorf("merge pp, tp beside dp: coordinate %v in %s", at, text)
+		}
+		for axis, want := range map[string][]int{"sum": {2 * dp, 2*dp + 1, 2*dp + 4, 2*dp + 5}, "dp": {4*pp + tp, 4*pp + 2 + tp}} {
+			group, err := merged.Group(axis)
+			if err == nil {
+				err = wantRanks(group, want...)
+			}
+			if err != nil {
+				return fmt.Errorf("merge pp, tp beside dp, axis %s: %w", axis, err)
+			}
+		}
 		if _, err := m.Sub("dp", "dp"); err == nil || !strings.Contains(err.Error(), "named twice") {
 			return fmt.Errorf("sub dp, dp: %v", err)
 		}
