@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package schedule says in which order the ranks of a pipeline work on the microbatches
-// of a step. Its functions are pure: a schedule is a list of actions for each rank.
+// of a step. Its functions are pure: a schedule is a list of actions for each rank, which
+// one runtime executes and [Schedule.Simulate] plays in virtual time.
 //
 // # Mental model
 //
@@ -23,6 +24,14 @@
 //
 // In the shape of a V, rank i of n has the stages i and 2n-1-i, so the first rank has the
 // first and the last stage. The orders are those of torch.distributed.pipelining.
+//
+// [Schedule.Lower] adds the messages between ranks. Sends and receives are asynchronous: a
+// rank starts a send after the action that computes the value, and posts a receive before
+// the action that needs it. Messages have no tags, so a rank posts its receives from
+// another rank in the order of that rank's sends. A step of such programs ends whatever
+// the delays of the links are, because an action waits only for actions that come before
+// it. A rank that limits the messages on their way, and waits for the oldest, may wait
+// forever ([SimulateOptions].MaxSends).
 //
 // # Caveats
 //

@@ -13,7 +13,8 @@ import (
 // Kind says what an action does.
 type Kind uint8
 
-// The kinds of actions. The first four compute; the others are messages between ranks.
+// The kinds of actions. The first four compute; the others are messages, which
+// [Schedule.Lower] adds.
 const (
 	Forward        Kind = iota // the forward pass of a stage
 	Backward                   // the whole backward pass of a stage
@@ -73,17 +74,35 @@ type form struct {
 	actions func(s *Schedule, rank int) []Action
 	// defaultStages is the number of stages of a rank if the caller names none.
 	defaultStages int
+	// activations is the most that a rank holds at once, with enough microbatches.
+	activations func(s *Schedule, rank int) int
+	// fill returns how many microbatches fill the pipeline.
+	fill   func(numRanks int) int
+	fillIn fillIn
 }
 
 // forms returns the schedules in the order in which they are listed.
 func forms() []form {
 	return []form{
-		{name: "gpipe", fits: oneStage("gpipe"), actions: gpipe, defaultStages: 1},
-		{name: "1f1b", fits: all(oneStage("1f1b"), filled), actions: oneForwardOneBackward, defaultStages: 1},
-		{name: "interleaved", fits: divided, actions: interleaved, defaultStages: 2},
-		{name: "interleaved-zb", fits: divided, actions: interleavedZeroBubble, defaultStages: 2},
-		{name: "zbv", vShape: true, fits: twoStages("zbv"), actions: zeroBubbleV, defaultStages: 2},
-		{name: "dualpipev", vShape: true, fits: all(twoStages("dualpipev"), filled), actions: dualPipeV, defaultStages: 2},
+		{
+			name: "gpipe", fits: oneStage("gpipe"), actions: gpipe, defaultStages: 1, fill: one,
+			activations: func(s *Schedule, _ int) int { return s.NumMicrobatches },
+		}, {
+			name: "1f1b", fits: all(oneStage("1f1b"), filled), actions: oneForwardOneBackward, defaultStages: 1, fill: one,
+			activations: func(s *Schedule, rank int) int { return s.NumRanks() - rank },
+		}, {
+			name: "interleaved", fits: divided, actions: interleaved, defaultStages: 2, fill: fullRound,
+			activations: func(s *Schedule, rank int) int { return newInterleaving(s, rank, 2).warmUp + 1 },
+		}, {
+			name: "interleaved-zb", fits: divided, actions: interleavedZeroBubble, defaultStages: 2, fill: fullRound, fillIn: oneWeight,
+			activations: func(s *Schedule, rank int) int { return newInterleaving(s, rank, 1).warmUp + 1 + rank },
+		}, {
+			name: "zbv", vShape: true, fits: twoStages("zbv"), actions: zeroBubbleV, defaultStages: 2, fill: fullV, fillIn: allWeights,
+			activations: func(s *Schedule, _ int) int { return 2 * s.NumRanks() },
+		}, {
+			name: "dualpipev", vShape: true, fits: all(twoStages("dualpipev"), filled), actions: dualPipeV, defaultStages: 2, fill: fullV, fillIn: allWeights,
+			activations: func(s *Schedule, _ int) int { return 2*s.NumRanks() + 1 },
+		},
 	}
 }
 
