@@ -2,7 +2,7 @@
 
 // Package schedule says in which order the ranks of a pipeline work on the microbatches
 // of a step. Its functions are pure: a schedule is a list of actions for each rank, which
-// one runtime executes and [Schedule.Simulate] plays in virtual time.
+// one runtime executes, [Schedule.Simulate] plays in virtual time, and [Schedule.SVG] draws.
 //
 // # Mental model
 //

@@ -342,6 +342,8 @@ func (p *play) result() (*Simulation, error) {
 			return nil, &OrderError{Rank: p.s.RankOf(a.Stage), Action: a, Problem: "it has no such action"}
 		}
 	}
-	sim.Bubble = 1 - float64(busy)/(float64(sim.Time)*float64(len(p.ranks)))
+	if sim.Time > 0 {
+		sim.Bubble = 1 - float64(busy)/(float64(sim.Time)*float64(len(p.ranks)))
+	}
 	return sim, nil
 }
