@@ -39,6 +39,10 @@ type pass struct {
 	recomputing bool
 	follows     sequence         // of carriers without one: the masks that they share
 	added       []*tensor.Tensor // losses of modules
+	// shapes is what the pass has while it runs for shapes alone; nil at other times.
+	shapes *shapesPass
+	// Kept for the next time that the pass runs so.
+	shapesBefore *shapesPass
 }
 
 // Interceptor steps in where a module is called and where a parameter is
@@ -122,19 +126,30 @@ func CarrierOf(ctx context.Context) *Ctx {
 }
 
 // Close frees everything that was made in the pass and not kept.
-func (c *Ctx) Close() { c.pass.tape.Close() }
+func (c *Ctx) Close() {
+	c.ShapesOnly(false)
+	c.pass.tape.Close()
+	if s := c.pass.shapesBefore; s != nil {
+		s.tape.Close()
+	}
+}
 
 // Training reports whether modules are in training mode.
 func (c *Ctx) Training() bool { return c.training }
 
 // Tape returns the tape of the pass.
-func (c *Ctx) Tape() *tensor.Tape { return c.pass.tape }
+func (c *Ctx) Tape() *tensor.Tape { return c.pass.current() }
 
 // Generator returns the source of random numbers, nil if the pass has none.
 func (c *Ctx) Generator() *tensor.Generator { return c.generator }
 
 // Device returns where modules make new values.
-func (c *Ctx) Device() tensor.Device { return c.device }
+func (c *Ctx) Device() tensor.Device {
+	if c.pass.shapes != nil {
+		return tensor.Meta
+	}
+	return c.device
+}
 
 // Recomputing reports whether a call is being run again for the backward pass;
 // see [Recompute]. What a module does once a step, such as moving a running
@@ -150,7 +165,7 @@ func (c *Ctx) AddLoss(loss *tensor.Tensor) {
 		panic(tensor.NewError("add loss", []*tensor.Tensor{loss}, "wants one number"))
 	}
 	// A module that runs for its shapes alone adds nothing.
-	if c.training && (loss.Device() != tensor.Meta || c.device == tensor.Meta) {
+	if c.training && c.pass.shapes == nil && (loss.Device() != tensor.Meta || c.device == tensor.Meta) {
 		c.pass.added = append(c.pass.added, loss.Reshape())
 	}
 }
@@ -177,6 +192,14 @@ func (c *Ctx) With(i Interceptor) *Ctx {
 	return &d
 }
 
+// Around is [Ctx.With] with i outside the interceptors that are there already, such as
+// [Recompute].
+func (c *Ctx) Around(i Interceptor) *Ctx {
+	d := *c
+	d.around = append([]Interceptor{i}, c.around...)
+	return &d
+}
+
 // Call runs a child module.
 func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
 	if len(c.around) > 0 {
@@ -184,11 +207,12 @@ func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
 			return []*tensor.Tensor{m.Forward(c, x[0])}
 		})[0]
 	}
-	mark := c.pass.tape.Mark()
+	tape := c.Tape()
+	mark := tape.Mark()
 	c.enter(m)
 	y := m.Forward(c, x)
 	c.leave()
-	c.pass.tape.FreeSince(mark, y)
+	tape.FreeSince(mark, y)
 	return y
 }
 
@@ -210,7 +234,8 @@ func (c *Ctx) CallN(m ModuleN, x ...*tensor.Tensor) []*tensor.Tensor {
 }
 
 func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	mark := c.pass.tape.Mark()
+	tape := c.Tape() // which may be another one at the end; see ShapesOnly
+	mark := tape.Mark()
 	c.enter(m)
 	next := forward
 	for i := len(c.around) - 1; i >= 0; i-- {
@@ -219,7 +244,7 @@ func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func(*Ctx, []*tensor.
 	}
 	y := next(c, x)
 	c.leave()
-	c.pass.tape.FreeSince(mark, y...)
+	tape.FreeSince(mark, y...)
 	return y
 }
 
@@ -233,6 +258,9 @@ func (c *Ctx) leave() { c.pass.calls = c.pass.calls[:len(c.pass.calls)-1] }
 func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
 	if p == nil {
 		panic(tensor.NewError("param", nil, "the module has no such parameter: it is nil, and nothing is computed without it"))
+	}
+	if s := c.pass.shapes; s != nil {
+		return s.param(p)
 	}
 	if len(c.around) == 0 {
 		return c.leaf(p)
@@ -283,10 +311,15 @@ func paramOrNil(c *Ctx, p *Parameter) *tensor.Tensor {
 
 // Leaf returns t as a leaf of the pass's tape, of which tensor.Tensor.Grad gives
 // the gradient: an input, where a loss is made of that; see [tensor.Tape.Leaf].
-func (c *Ctx) Leaf(t *tensor.Tensor) *tensor.Tensor { return c.pass.tape.Leaf(t) }
+func (c *Ctx) Leaf(t *tensor.Tensor) *tensor.Tensor { return c.Tape().Leaf(t) }
 
 // Buffer returns the value of a buffer under the pass's tape.
-func (c *Ctx) Buffer(b *Buffer) *tensor.Tensor { return c.pass.tape.Const(b.Data) }
+func (c *Ctx) Buffer(b *Buffer) *tensor.Tensor {
+	if s := c.pass.shapes; s != nil {
+		return s.standIn(b.Data)
+	}
+	return c.pass.tape.Const(b.Data)
+}
 
 // ForwardError is a failure inside a forward pass, with the module it
 // happened in. Err is a *tensor.Error, or what [Ctx.Fail] was given.

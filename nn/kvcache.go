@@ -81,6 +81,19 @@ func (k *KVCache) Reset() {
 	}
 }
 
+// forShapes returns a cache on tensor.Meta that is as full.
+func (k *KVCache) forShapes() *KVCache {
+	if k == nil {
+		return nil
+	}
+	d := NewKVCache(k.capacity)
+	like := func(t *tensor.Tensor) *tensor.Tensor { return tensor.New(tensor.Meta, t.DType(), t.Shape()...) }
+	for module, l := range k.layers {
+		d.layers[module] = &cachedHeads{key: like(l.key), value: like(l.value), length: l.length}
+	}
+	return d
+}
+
 // Append adds keys and values of a module, [batch, time, heads, dim] each, and
 // returns all of its, [batch, past + time, heads, dim]: views of the cache, to
 // be used before the next call. It panics with a *tensor.Error when there is no

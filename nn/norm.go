@@ -107,7 +107,9 @@ func (n *BatchNorm) normalise(c *Ctx, x, residual *tensor.Tensor, relu bool) *te
 			o.NumBatches = n.NumBatchesTracked.Data
 		}
 	}
-	if n.Sync != nil {
+	if c.IsShapesOnly() {
+		o.RunningMean, o.RunningVar, o.NumBatches = nil, nil, nil
+	} else if n.Sync != nil {
 		o.Sync = &tensor.BatchNormSync{
 			Forward: func(sums []float64) {
 				if err := n.Sync.ReduceStats(c, sums); err != nil {

@@ -24,7 +24,7 @@ func Recompute(match func(module any) bool) Interceptor { return recompute{match
 type recompute struct{ match func(module any) bool }
 
 func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	if !c.Tape().Recording() || !r.match(module) {
+	if !c.Tape().Recording() || c.IsShapesOnly() || !r.match(module) {
 		return next(c, x)
 	}
 	var drawn []byte // the generator's state before the first run

@@ -67,7 +67,7 @@ func (c *Ctx) Documents() *tensor.Tensor {
 	if c.sequence == nil {
 		return nil
 	}
-	return c.sequence.documents
+	return c.shaped(c.sequence).documents
 }
 
 // Positions returns where the next time tokens stand in their sequences: int64 [time], or [batch,
@@ -75,11 +75,11 @@ func (c *Ctx) Documents() *tensor.Tensor {
 // row has several documents, where a cache holds the tokens before, and where ranks share a
 // sequence.
 func (c *Ctx) Positions(time int) *tensor.Tensor {
-	on := tensor.On(c.device)
+	on := tensor.On(c.Device())
 	past := c.cache.Len()
-	switch s := c.sequence; {
+	switch s := c.shaped(c.sequence); {
 	case s == nil:
-		return tensor.Arange(c.device, past+time).Narrow(0, past, time)
+		return tensor.Arange(c.Device(), past+time).Narrow(0, past, time)
 	case s.positions != nil:
 		return s.wantTime(s.positions, time)
 	case s.documents.Device() == tensor.Meta:
@@ -117,11 +117,11 @@ func (c *Ctx) follow() bool { return c.sequence == nil }
 // tensor.RoPE.
 func (c *Ctx) RoPETable(frequencies []float64, time int) (cos, sin *tensor.Tensor) {
 	if c.follow() {
-		cos, sin = tensor.RoPETable(c.device, frequencies, c.cache.Len(), time)
+		cos, sin = tensor.RoPETable(c.Device(), frequencies, c.cache.Len(), time)
 	} else {
-		cos, sin = tensor.RoPETableAt(c.device, frequencies, c.Positions(time))
+		cos, sin = tensor.RoPETableAt(c.Device(), frequencies, c.Positions(time))
 	}
-	return c.pass.tape.Const(cos), c.pass.tape.Const(sin)
+	return c.Tape().Const(cos), c.Tape().Const(sin)
 }
 
 // attentionMask returns which keys queries see beside what causality says: bool, and nil where
@@ -133,17 +133,17 @@ func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
 	if window == 0 && c.Documents() == nil {
 		return nil
 	}
-	s := c.sequence
+	s := c.shaped(c.sequence)
 	if s == nil {
 		s = &c.pass.follows
 	}
-	key := maskOf{c.device, window, past, time}
+	key := maskOf{c.Device(), window, past, time}
 	if m := s.masks[key]; m != nil {
 		return m
 	}
 	var mask *tensor.Tensor
 	if window > 0 {
-		keys := tensor.Arange(c.device, past+time)
+		keys := tensor.Arange(c.Device(), past+time)
 		queries := keys.Narrow(0, past, time).Reshape(time, 1)
 		mask = keys.Reshape(1, past+time).AddScalar(float64(window)).Gt(queries)
 	}
@@ -160,7 +160,7 @@ func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
 			mask = same.LogicalAnd(mask)
 		}
 	}
-	mask = c.pass.tape.Const(mask)
+	mask = c.Tape().Const(mask)
 	if s.masks == nil {
 		s.masks = make(map[maskOf]*tensor.Tensor)
 	}

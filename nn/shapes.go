@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import "github.com/cohort-ml/cohort/tensor"
+
+// shapesPass is what a pass has while it runs for shapes alone: a tape of its own, and
+// stand-ins on tensor.Meta for what modules read.
+type shapesPass struct {
+	tape      *tensor.Tape
+	flows     bool // the stand-ins of parameters have gradients
+	standIns  map[*tensor.Tensor]*tensor.Tensor
+	params    map[*Parameter]*tensor.Tensor
+	sequences map[*sequence]*sequence
+}
+
+func newShapesPass(recording bool) *shapesPass {
+	return &shapesPass{
+		tape: tensor.NewTape(recording), flows: recording, standIns: map[*tensor.Tensor]*tensor.Tensor{},
+		params: map[*Parameter]*tensor.Tensor{}, sequences: map[*sequence]*sequence{},
+	}
+}
+
+// current returns the tape under which the pass computes now.
+func (p *pass) current() *tensor.Tape {
+	if p.shapes != nil {
+		return p.shapes.tape
+	}
+	return p.tape
+}
+
+// ShapesOnly begins or ends a part of the pass that runs for shapes alone. In it [Ctx.Device]
+// is tensor.Meta, and parameters, buffers, positions and documents are stand-ins there, under a
+// tape of their own that records nothing. Losses that modules add are dropped. Random numbers
+// are passed over as if they were drawn. A pipeline runs the modules of other ranks so. It
+// gives them inputs on tensor.Meta.
+//
+// All carriers of the pass change at once.
+func (c *Ctx) ShapesOnly(on bool) {
+	p := c.pass
+	switch {
+	case !on:
+		p.shapes = nil
+	case p.shapes == nil:
+		if p.shapesBefore == nil {
+			p.shapesBefore = newShapesPass(false)
+			p.shapesBefore.tape.SetAutocast(p.tape.Autocast())
+		}
+		p.shapes = p.shapesBefore
+	}
+}
+
+// IsShapesOnly reports whether the pass runs for shapes alone.
+func (c *Ctx) IsShapesOnly() bool { return c.pass.shapes != nil }
+
+// ForShapes returns a carrier with the interceptors and settings of c, for a pass of its own that
+// runs for shapes alone from beginning to end; see [Ctx.ShapesOnly]. It changes nothing of c.
+// Its tape records if that of c does: what gradients flow into is seen from the values. The
+// caller closes it.
+func (c *Ctx) ForShapes() *Ctx {
+	d := *c
+	tape := c.pass.tape
+	d.pass = &pass{tape: tensor.NewTape(false), leaves: map[*Parameter]*tensor.Tensor{}, shapes: newShapesPass(tape.Recording())}
+	d.pass.shapesBefore = d.pass.shapes
+	d.pass.shapes.tape.SetAutocast(tape.Autocast())
+	d.cache = c.cache.forShapes()
+	if c.generator != nil {
+		d.generator = tensor.NewGenerator(0)
+	}
+	return &d
+}
+
+// standIn returns the stand-in of a value.
+func (s *shapesPass) standIn(t *tensor.Tensor) *tensor.Tensor {
+	if t == nil || t.Device() == tensor.Meta && t.Tape() == s.tape {
+		return t
+	}
+	if s.standIns[t] == nil {
+		on := t
+		if t.Device() != tensor.Meta {
+			on = tensor.New(tensor.Meta, t.DType(), t.Shape()...)
+			on.SetName(t.Name())
+		}
+		s.standIns[t] = s.tape.Const(on)
+	}
+	return s.standIns[t]
+}
+
+// param returns the stand-in of a parameter.
+func (s *shapesPass) param(p *Parameter) *tensor.Tensor {
+	if s.params[p] == nil {
+		shape := p.whole
+		if shape == nil {
+			shape = p.data.Shape()
+		}
+		on := tensor.New(tensor.Meta, p.data.DType(), shape...)
+		on.SetName(p.name)
+		var leaf tensor.Leaf
+		if s.flows && !p.Frozen {
+			leaf = noLeaf{}
+		}
+		s.params[p] = s.tape.Watch(on, leaf)
+	}
+	return s.params[p]
+}
+
+// noLeaf is the leaf of a stand-in, which no backward pass comes to.
+type noLeaf struct{ tensor.Leaf }
+
+// shaped returns the stand-in of a sequence while the pass runs for shapes alone.
+func (c *Ctx) shaped(q *sequence) *sequence {
+	s := c.pass.shapes
+	if s == nil || q == nil {
+		return q
+	}
+	if s.sequences[q] == nil {
+		s.sequences[q] = &sequence{positions: s.standIn(q.positions), documents: s.standIn(q.documents)}
+	}
+	return s.sequences[q]
+}
