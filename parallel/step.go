@@ -26,7 +26,7 @@ type Microbatch struct {
 
 // runPasses runs microbatches one after the other: forward and backward. The gradients of all
 // are averaged over the ranks with the last one if once is true, and else with each. It returns
-// the sum of the losses.
+// the sum of the losses, in float64.
 func runPasses(ctx context.Context, s Strategy, microbatches []Microbatch, once bool) (loss *tensor.Tensor, err error) {
 	if len(microbatches) == 0 {
 		return nil, errors.New("a step has no microbatches: it needs one at least")
@@ -55,9 +55,9 @@ func (m Microbatch) run(ctx context.Context, sum **tensor.Tensor) (err error) {
 		return err
 	}
 	if *sum == nil {
-		*sum = tensor.New(loss.Device(), loss.DType())
+		*sum = tensor.New(loss.Device(), tensor.Float64)
 	}
-	(*sum).Axpy(1, loss.Detach().Reshape())
+	(*sum).Axpy(1, loss.Detach().Reshape().To(tensor.Float64))
 	return loss.Backward(ctx)
 }
 

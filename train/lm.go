@@ -88,7 +88,13 @@ func (r *lmRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Steps, o.Recipe, o.Config = r.cfg.Steps, recipe, r.config()
-	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), r.fillBase, o, r.report)
+	ranks, err := r.cfg.arrangeRanks(ctx, "lm", r.axes.World)
+	if err != nil {
+		return err
+	}
+	defer ranks.close()
+	r.axes = ranks.axes
+	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks, fill: r.fillBase}, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -108,48 +109,49 @@ type share struct {
 	norm float64 // of all gradients together
 }
 
-// gradients does the passes of one step of this rank: forward and backward, of
-// which the last averages the gradients of all of them over the ranks.
+// gradients does the passes of one step of this rank, forward and backward, and averages
+// the gradients of all of them over the ranks. The batches are there before the first pass:
+// a pipeline has several passes under way.
 func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.opt.ZeroGrad()
 	r.vote.begin()
-	for i := range r.o.Accumulate {
-		pass := func() error { return r.pass(ctx, i, &mine) }
-		// Between passes that are not reduced, shards would become whole gradients.
-		if last := i == r.o.Accumulate-1; last || r.sharded {
-			err = pass()
-		} else {
-			err = r.model.NoSync(pass)
-		}
+	passes := make([]parallel.Microbatch, r.o.Accumulate)
+	for i := range passes {
+		batch, weight, err := r.next(ctx, &mine)
 		if err != nil {
 			return mine, err
 		}
+		passes[i] = r.pass(i, batch, weight)
 	}
+	loss, err := r.model.Step(ctx, passes)
+	if err != nil {
+		return mine, err
+	}
+	r.vote.addLoss(loss)
 	return mine, nil
 }
 
-// pass runs forward and backward on the next batch. It adds the batch to the
-// rank's share and the loss to its vote.
-func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
-	batch, weight, err := r.next(ctx, mine)
-	if err != nil {
-		return err
+// pass is the forward pass of a batch, with its weight in the mean of the step.
+func (r *trainer[B]) pass(i int, batch B, weight float64) parallel.Microbatch {
+	return parallel.Microbatch{
+		Carrier: func(ctx context.Context) *nn.Ctx {
+			c := nn.Training(ctx, nn.WithDevice(r.devices[0]), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
+			for _, around := range r.task.Around {
+				c = c.With(around)
+			}
+			return c
+		},
+		Loss: func(c *nn.Ctx) *tensor.Tensor {
+			loss := r.task.Loss(c, r.model, batch)
+			if loss == nil || loss.NumElems() != 1 {
+				c.Fail(lossError(loss))
+			}
+			if weight != 1 {
+				loss = loss.MulScalar(weight)
+			}
+			return loss
+		},
 	}
-	c := nn.Training(ctx, nn.WithDevice(r.devices[0]), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
-	defer c.Close()
-	defer c.Recover(&err)
-	for _, around := range r.task.Around {
-		c = c.With(around)
-	}
-	loss := r.task.Loss(c, r.model, batch)
-	if loss == nil || loss.NumElems() != 1 {
-		return lossError(loss)
-	}
-	r.vote.addLoss(loss, weight)
-	if weight != 1 {
-		loss = loss.MulScalar(weight)
-	}
-	return loss.Backward(ctx)
 }
 
 // lossError says that Task.Loss returned what no mean is.

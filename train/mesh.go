@@ -3,17 +3,11 @@
 package train
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/cohort-ml/cohort/dist"
-	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/internal/config"
-	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/parallel"
-	"github.com/cohort-ml/cohort/tensor"
 )
 
 // The axes of a run's mesh, outermost first.
@@ -216,58 +210,4 @@ func (c *SharedConfig) arrange(task string, numRanks int, given map[string]strin
 	}
 	c.take(m)
 	return nil
-}
-
-// newBuild returns what builds the model of a run. It is built on tensor.Meta, and each
-// rank makes what it holds later, unless its weights are written first: by those of another
-// model, say.
-func (c SharedConfig) newBuild(written bool) *nn.Build {
-	b := &nn.Build{Generator: tensor.NewGenerator(c.Seed)}
-	if !written {
-		b.Device = tensor.Meta
-	}
-	return b
-}
-
-// isOnMeta reports whether a model has parameters without values.
-func isOnMeta(model any) bool {
-	return slices.ContainsFunc(nn.Parameters(model), func(p *nn.Parameter) bool { return p.Data().Device() == tensor.Meta })
-}
-
-// runOn is Run with the model spread as the settings say: over a mesh with an axis fsdp, or
-// as Run does it without one. fill reads values of the shards; nil for none.
-func runOn[B any](ctx context.Context, c SharedConfig, group *dist.Group, task Task[B], fill func(parallel.Strategy) error, o Options, report Reporter) error {
-	onMeta := isOnMeta(task.Model)
-	if onMeta {
-		if err := checkRanksMemory(ctx, task.Name, task.Model, c, group); err != nil {
-			return settled(err)
-		}
-	}
-	switch {
-	case c.FSDP > 1:
-		axes := []mesh.Axis{{Name: axisReplicate, Size: c.Replicate}, {Name: axisFSDP, Size: c.FSDP}}
-		if c.Replicate == 1 {
-			axes = axes[1:]
-		}
-		m, err := mesh.New(ctx, group, axes...)
-		if err != nil {
-			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
-		}
-		defer m.Close()
-		task.Strategy = func(ctx context.Context, model any, _ Axes) (parallel.Strategy, error) {
-			f, err := parallel.FullyShard(ctx, model, m)
-			if err == nil && onMeta {
-				err = f.Materialize(ctx, tensor.CPU())
-			}
-			if err == nil && fill != nil {
-				err = fill(f)
-			}
-			return f, err
-		}
-	case onMeta:
-		if err := nn.Materialize(task.Model, tensor.CPU()); err != nil {
-			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
-		}
-	}
-	return Run(ctx, group, task, o, report)
 }

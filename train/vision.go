@@ -219,7 +219,13 @@ func (r *visionRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return runOn(ctx, r.cfg.SharedConfig, r.axes.World, r.task(saved), nil, o, r.report)
+	ranks, err := r.cfg.arrangeRanks(ctx, "vision", r.axes.World)
+	if err != nil {
+		return err
+	}
+	defer ranks.close()
+	r.axes = ranks.axes
+	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks}, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.

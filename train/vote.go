@@ -41,9 +41,9 @@ func newVote(axes Axes, dev tensor.Device) *vote {
 // begin begins a step.
 func (v *vote) begin() { v.numbers.Fill(0) }
 
-// addLoss adds the loss of a pass, a tensor of one element on any device.
-func (v *vote) addLoss(loss *tensor.Tensor, weight float64) {
-	v.at[voteLoss].Axpy(weight, loss.Detach().Reshape().To(tensor.Float64).ToDevice(v.numbers.Device()))
+// addLoss adds the loss of the rank's samples, a tensor of one element on any device.
+func (v *vote) addLoss(loss *tensor.Tensor) {
+	v.at[voteLoss].Axpy(1, loss.Detach().Reshape().To(tensor.Float64).ToDevice(v.numbers.Device()))
 }
 
 // sum replaces the numbers by those of all ranks.
