@@ -72,7 +72,9 @@ func (r *trainer[B]) spread(ctx context.Context) (parallel.Strategy, error) {
 // parameters.
 func onDeviceOf(model any) nn.CtxOption {
 	for _, p := range nn.Parameters(model) {
-		return nn.WithDevice(p.Data().Device())
+		if d := p.Data().Device(); d != tensor.Meta { // where another rank has it
+			return nn.WithDevice(d)
+		}
 	}
 	return nn.WithDevice(tensor.CPU())
 }

@@ -197,7 +197,11 @@ func (r *trainer[B]) update(ctx context.Context, mine share) (all share, err err
 		return all, nil
 	}
 	r.opt.Skipped()
-	return all, r.skip(nonFinite(r.params, r.step+1, all))
+	bad, err := r.nonFinite(ctx, all)
+	if err != nil {
+		return all, r.errorf("step %d: %w", r.step+1, err)
+	}
+	return all, r.skip(bad)
 }
 
 // move is the part of update that the devices do. It returns the norm of the

@@ -3,14 +3,17 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // What Options.NaN may say about a step whose loss or gradients are not
@@ -64,18 +67,39 @@ func listed(names []string) string {
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // nonFinite says what is not finite in a step that came to a loss or gradients
-// that are not.
-func nonFinite(params []*nn.Parameter, step int, all share) *NonFiniteError {
-	e := &NonFiniteError{Step: step, Loss: all.loss, Norm: all.norm}
-	if grads := (*optim.NonFiniteError)(nil); errors.As(optim.CheckGradNorm(params, all.norm), &grads) {
+// that are not. Where ranks hold different parts of the model, they tell each other.
+func (r *trainer[B]) nonFinite(ctx context.Context, all share) (*NonFiniteError, error) {
+	e := &NonFiniteError{Step: r.step + 1, Loss: all.loss, Norm: all.norm}
+	var here []*nn.Parameter
+	for _, p := range r.params {
+		if p.Data().Device() != tensor.Meta {
+			here = append(here, p)
+		}
+	}
+	if grads := (*optim.NonFiniteError)(nil); errors.As(optim.CheckGradNorm(here, all.norm), &grads) {
 		e.Grads = grads.Params
 	}
-	for _, p := range params {
+	for _, p := range here {
 		if !isFinite(p.Data().SumSquares()) {
 			e.Values = append(e.Values, p.Name())
 		}
 	}
-	return e
+	if !r.sharded {
+		return e, nil
+	}
+	names, err := dist.AllGatherObject(ctx, r.axes.World, [2][]string{e.Values, e.Grads})
+	if err != nil {
+		return nil, err
+	}
+	e.Values, e.Grads = nil, nil
+	for _, p := range r.params {
+		for i, list := range [2]*[]string{&e.Values, &e.Grads} {
+			if slices.ContainsFunc(names, func(of [2][]string) bool { return slices.Contains(of[i], p.Name()) }) {
+				*list = append(*list, p.Name())
+			}
+		}
+	}
+	return e, nil
 }
 
 // skip decides about a step that is not finite and whose update was left out: it

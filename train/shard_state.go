@@ -18,15 +18,64 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// isSharded reports whether ranks hold different parts of a parameter of a model. Then
-// every pass is a call of all ranks.
+// isSharded reports whether ranks hold different parts of a model, or share out its passes.
+// Then every pass is a call of all ranks.
 func isSharded(model any) bool {
 	s, ok := model.(parallel.Strategy)
+	if _, composed := s.(staged); composed {
+		return true
+	}
 	return ok && slices.ContainsFunc(nn.Parameters(s), func(p *nn.Parameter) bool { return isShard(s.Layout(p)) })
 }
 
 func isShard(l mesh.Layout) bool {
 	return slices.ContainsFunc(l.Placements, func(p mesh.Placement) bool { return !p.IsReplicate() })
+}
+
+// staged is a strategy that may have given parameters to other ranks than this one: those of
+// other stages of a pipeline. Such a parameter is away, and has no data here. The layouts of
+// the strategy are on the mesh without the axis of the pipeline.
+type staged interface {
+	parallel.Strategy
+	Mesh() *mesh.Mesh // with all axes
+	IsAway(p *nn.Parameter) bool
+}
+
+// residence is where a parameter is.
+type residence struct {
+	mesh.Layout
+	away bool
+}
+
+// residences returns where the parameters of a model are, in their order.
+func residences(model parallel.Strategy) (params []*nn.Parameter, at []residence) {
+	s, _ := model.(staged)
+	for _, p := range nn.Parameters(model) {
+		r := residence{Layout: model.Layout(p)}
+		switch {
+		case s != nil && s.Mesh().Has(axisPP):
+			// Also of a whole parameter: other ranks may lack it.
+			r.Layout, r.away = onAllAxes(r.Layout, s.Mesh()), s.IsAway(p)
+		case !isShard(r.Layout):
+			r.Layout = mesh.Layout{} // the same on all ranks
+		}
+		params, at = append(params, p), append(at, r)
+	}
+	return params, at
+}
+
+// onAllAxes returns a layout on a mesh of more axes, over which the value is replicated.
+func onAllAxes(l mesh.Layout, m *mesh.Mesh) mesh.Layout {
+	all := mesh.Layout{Mesh: m, Shape: l.Shape}
+	for _, axis := range m.Axes() {
+		placement := mesh.Replicate()
+		if l.Mesh != nil && l.Mesh.Has(axis.Name) {
+			i, _ := l.Mesh.Index(axis.Name) // it has it
+			placement = l.Placements[i]
+		}
+		all.Placements = append(all.Placements, placement)
+	}
+	return all
 }
 
 // ModelParts returns what this rank holds of a model's state, by the model's own names:
@@ -36,40 +85,41 @@ func ModelParts(model parallel.Strategy) []checkpoint.Part { return partsOf(mode
 // partsOf returns what this rank holds of tensors: of parameters of a model what the
 // strategy says, and everything else whole.
 func partsOf(model parallel.Strategy, tensors nn.NamedTensors) []checkpoint.Part {
-	layouts := make(map[*tensor.Tensor]mesh.Layout)
-	for _, p := range nn.Parameters(model) {
-		layouts[p.Data()] = model.Layout(p)
+	params, at := residences(model)
+	of := make(map[*tensor.Tensor]residence)
+	for i, p := range params {
+		of[p.Data()] = at[i]
 	}
 	var parts []checkpoint.Part
 	for _, t := range tensors {
-		parts = append(parts, part(t, layouts[t.Tensor]))
+		parts = append(parts, part(t, of[t.Tensor]))
 	}
 	return parts
 }
 
-// part leaves the layout of a whole tensor out, which has the same values on all ranks.
-func part(t nn.NamedTensor, l mesh.Layout) checkpoint.Part {
-	if !isShard(l) {
-		l = mesh.Layout{}
-	}
-	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: l}}
+func part(t nn.NamedTensor, r residence) checkpoint.Part {
+	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: r.Layout}, Away: r.away}
 }
 
 // OptimizerParts returns what this rank holds of the state of a model's optimizer. A
 // state lies as its parameter does, and counts of updates are whole.
 func OptimizerParts(model parallel.Strategy, opt optim.Optimizer) []checkpoint.Part {
-	layouts := make(map[string]mesh.Layout)
-	for _, p := range nn.Parameters(model) {
-		layouts[p.Name()] = model.Layout(p)
+	params, at := residences(model)
+	of := make(map[string]residence)
+	for i, p := range params {
+		of[p.Name()] = at[i]
 	}
 	var parts []checkpoint.Part
 	for _, t := range opt.State() {
 		kind, name, _ := strings.Cut(t.Name, ".")
-		l := layouts[name]
-		if kind == "step" {
-			l = mesh.Layout{}
+		r := of[name]
+		if kind == "step" && r.Mesh != nil {
+			r.Layout = mesh.Layout{Mesh: r.Mesh, Shape: t.Tensor.Shape()}
+			for range r.Mesh.Axes() {
+				r.Placements = append(r.Placements, mesh.Replicate())
+			}
 		}
-		parts = append(parts, part(t, l))
+		parts = append(parts, part(t, r))
 	}
 	return parts
 }
@@ -87,7 +137,9 @@ func (r *trainer[B]) sharding() string {
 	held, whole := 0, 0
 	add := func(p checkpoint.Part, times int) {
 		size := times * p.Local.DType().Size()
-		held += size * p.Local.NumElems()
+		if !p.Away {
+			held += size * p.Local.NumElems()
+		}
 		all := p.Local.NumElems()
 		if p.Mesh != nil {
 			all = 1
@@ -97,12 +149,13 @@ func (r *trainer[B]) sharding() string {
 		}
 		whole += size * all
 	}
-	for _, p := range nn.Parameters(r.model) {
+	params, at := residences(r.model)
+	for i, p := range params {
 		times := 2 // its gradient lies as it does; that by rows depends on the batch
 		if p.Frozen || p.Sparse {
 			times = 1
 		}
-		add(part(nn.NamedTensor{Name: p.Name(), Tensor: p.Data()}, r.model.Layout(p)), times)
+		add(part(nn.NamedTensor{Name: p.Name(), Tensor: p.Data()}, at[i]), times)
 	}
 	for _, p := range r.optimizerParts() {
 		add(p, 1)

@@ -30,7 +30,7 @@ type trainer[B any] struct {
 	opt     optim.Optimizer   // of the model's parameters as this rank holds them
 	plateau *optim.Plateau    // of opt; nil for none
 	params  []*nn.Parameter   // of the optimizer
-	devices []tensor.Device   // of the parameters; passes make new values on the first
+	devices []tensor.Device   // of the parameters that are here; passes make new values on the first
 	feed    Feed[B]
 	order   *orderLog
 	vote    *vote
@@ -158,7 +158,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		r.params = append(r.params, g.Params()...)
 	}
 	for _, p := range r.params {
-		if d := p.Data().Device(); !slices.Contains(r.devices, d) {
+		if d := p.Data().Device(); d != tensor.Meta && !slices.Contains(r.devices, d) {
 			r.devices = append(r.devices, d)
 		}
 	}
