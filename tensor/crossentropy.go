@@ -120,6 +120,11 @@ type targets struct {
 }
 
 func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
+	return newTargetsOf(op, x, ids, -1, o)
+}
+
+// newTargetsOf is newTargets where the logits have some of the classes; -1 is all.
+func newTargetsOf(op string, x, ids *Tensor, classes int, o CrossEntropyOptions) targets {
 	operands := []*Tensor{x, ids}
 	wantDTypeOf(op, "targets", operands, ids, Int64)
 	n := len(x.shape)
@@ -129,7 +134,10 @@ func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 	if n < 1 || !slices.Equal(x.shape[:n-1], ids.shape) {
 		fail(op, operands, "the targets must have the logits' shape without its last dim")
 	}
-	t := targets{shape: ids.shape, rows: numElems(ids.shape), classes: x.shape[n-1]}
+	t := targets{shape: ids.shape, rows: numElems(ids.shape), classes: classes}
+	if classes < 0 {
+		t.classes = x.shape[n-1]
+	}
 	ignore := int64(IgnoreIndex)
 	if o.IgnoreIndex != nil {
 		ignore = *o.IgnoreIndex
@@ -137,7 +145,7 @@ func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 	src := ids.Detach().Contiguous()
 	t.ids = result(op, Int64, []int{t.rows}, ids)
 	t.perValid = result(op, Float64, nil, ids)
-	classes := t.classes
+	classes = t.classes
 	verify(op, operands, func(f device.Fault) string {
 		return fmt.Sprintf("target %d of row %d is not one of the %d classes", f.Value, f.Position, classes)
 	}, func(c *device.Check) {

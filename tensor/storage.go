@@ -42,10 +42,7 @@ const (
 func newStorage(dev device.Device, dtype DType, shape []int, shared bool, sc *scope) *storage {
 	s := &storage{dev: dev, mem: memory(dev, dtype, shape, shared), shared: shared}
 	if sc != nil && !sc.closed {
-		s.scope, s.born = sc, sc.born
-		sc.count(s.mem.Size)
-		sc.live = append(sc.live, s)
-		sc.born++
+		sc.add(s)
 	} else {
 		s.leaveToCollector()
 	}
@@ -180,6 +177,14 @@ type scope struct {
 	closed bool   // what is made from now on is left to the collector
 	bytes  int64  // that they hold now, with what Tape.Count has added
 	peak   int64  // the most that bytes has been
+}
+
+// add makes the scope own a storage.
+func (sc *scope) add(s *storage) {
+	s.scope, s.born = sc, sc.born
+	sc.count(s.mem.Size)
+	sc.live = append(sc.live, s)
+	sc.born++
 }
 
 // count adds to the bytes that are held.

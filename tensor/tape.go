@@ -133,6 +133,24 @@ func (tp *Tape) Leaf(t *Tensor) *Tensor {
 // it belongs to the tape.
 func (tp *Tape) Const(t *Tensor) *Tensor { return tp.Watch(t, nil) }
 
+// Adopt makes the tape own the memory of t, which was made under no tape: it is freed with
+// what the tape has made, and no earlier than what needs it. It returns t as a constant under
+// the tape. Collectives, for example, write to memory that is made before an operation is
+// recorded. Memory that has another owner keeps it.
+func (tp *Tape) Adopt(t *Tensor) *Tensor {
+	if s := t.storage; s.scope == nil && s.state == live && !s.shared && s.unpin == nil && !tp.scope.closed {
+		s.takeFromCollector()
+		tp.scope.add(s)
+		runtime.KeepAlive(s)
+	}
+	return tp.Const(t)
+}
+
+// Untracked returns the same values under no tape: what is computed of them is neither recorded
+// nor observed, and no tape owns it. The memory of t itself stays what it was. Wrappers that
+// communicate and then say what came of it ([Record]) work with it.
+func (t *Tensor) Untracked() *Tensor { return t.detach() }
+
 // BeforeBackward registers fn to run at the start of every backward pass over
 // the tape, before any gradient is written. Wrappers get ready there; an error
 // ends the pass.

@@ -397,8 +397,9 @@ type ClassTargets struct {
 // int64 [rows].
 type CrossEntropy struct{}
 
-// CrossEntropyGrad is its gradient. Arguments: w dx low [rows, classes], logits
-// like dx, lse [rows], ids int64 [rows], g [rows].
+// CrossEntropyGrad is its gradient. A row with the id -100 gets zeros; another
+// negative id is a class that is not among these. Arguments: w dx low [rows, classes],
+// logits like dx, lse [rows], ids int64 [rows], g [rows].
 type CrossEntropyGrad struct{}
 
 // Probabilities checks that elements lie in [0, 1]; the value of a fault is the

@@ -68,8 +68,8 @@ func LogSumExp(p *work.Pool, dst, x []float32, rows, cols int) {
 
 // CrossEntropy computes, for each row of logits [rows, classes], the
 // log-sum-exp (kept for the backward pass) and the loss lse - logits[target].
-// The loss of a row whose target is [IgnoreTarget] is 0. Targets must be in
-// range: the caller has checked them.
+// The loss of a row whose target is negative is 0. Others must be in range: the
+// caller has checked them.
 func CrossEntropy(p *work.Pool, loss, lse, logits []float32, targets []int64, rows, classes int) {
 	loss, lse, targets = loss[:rows], lse[:rows], targets[:rows]
 	logits = logits[:rows*classes]
@@ -87,7 +87,7 @@ func CrossEntropy(p *work.Pool, loss, lse, logits []float32, targets []int64, ro
 			}
 			lse[r] = float32(top + logSum)
 			loss[r] = 0
-			if t := targets[r]; t != IgnoreTarget {
+			if t := targets[r]; t >= 0 {
 				// The loss keeps the digits that lse loses to a large maximum.
 				loss[r] = float32(logSum + (top - float64(logits[r*classes : (r+1)*classes][t])))
 			}
@@ -98,7 +98,8 @@ func CrossEntropy(p *work.Pool, loss, lse, logits []float32, targets []int64, ro
 // CrossEntropyBackward computes dlogits = s·(softmax(logits) - onehot(target))
 // for each row [rows, classes], from the lse that [CrossEntropy] kept. The
 // scale s is rowScale[row], or rowScale[0] when it has one element. Rows whose
-// target is [IgnoreTarget] get zeros. dlogits may be logits.
+// target is [IgnoreTarget] get zeros, and other negative ones stand for a class that
+// is not among these: nothing is subtracted. dlogits may be logits.
 func CrossEntropyBackward(p *work.Pool, dlogits, logits, lse []float32, targets []int64, rowScale []float32, rows, classes int) {
 	n := rows * classes
 	dlogits, logits, lse, targets = dlogits[:n], logits[:n], lse[:rows], targets[:rows]
@@ -120,7 +121,9 @@ func CrossEntropyBackward(p *work.Pool, dlogits, logits, lse []float32, targets 
 				end := min(at+callElems, classes)
 				vec().expShifted(d[at:end], x[at:end], lse[r], s)
 			}
-			d[targets[r]] -= s
+			if t := targets[r]; t >= 0 {
+				d[t] -= s
+			}
 		}
 	})
 }
