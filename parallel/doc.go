@@ -88,6 +88,11 @@
 //	parallelize.go      Parallel: a model that is split over all axes of a mesh
 //	lay.go              how a parameter lies, and what each way to split a model is to Parallel
 //	split.go            the groups over which gradients are summed, by parameter
+//	plan.go             Plan: which module has which style of tensor parallelism; plan_roles.go
+//	                    finds the modules, and says how their parameters are cut
+//	tensor_parallel.go  the axis tp: modules that ranks share
+//	boundary.go         where values get another kind over tp: what is sent
+//	loss_parallel.go    a loss of logits that ranks share
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

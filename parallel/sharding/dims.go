@@ -145,6 +145,9 @@ func reshaped(o *operation) (mesh.Placement, string) {
 			}
 		}
 		if dim >= iStart && dim < i {
+			for numPieces := product(from[iStart:dim]) * x.at.NumPieces(); j < len(to) && to[j] == 1 && product(to[jStart:j]) <= numPieces; j++ {
+				// The part of the dim that is cut may be one element.
+			}
 			return o.cutAfter(product(from[iStart:dim])*x.at.NumPieces(), jStart, j)
 		}
 	}

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// TPConfig says how tensor parallelism runs. The zero value is the usual.
+type TPConfig struct {
+	// WholeSequence leaves sequences whole between the modules that are cut, as if the plan had no
+	// rules with the style sequence. Every rank then computes norms and dropout of all tokens.
+	WholeSequence bool
+	// WholeLogits gathers the logits in training too. It is for losses that are not computed by
+	// nn.CrossEntropyLoss, called by nn.Ctx.CallN.
+	WholeLogits bool
+}
+
+// TensorPlanner is a model that knows how it can be cut.
+type TensorPlanner interface {
+	// TensorPlan returns a plan as [ParsePlan] reads it.
+	TensorPlan() string
+}
+
+// tensorParallel splits the modules of a model over the axis tp, by a [Plan].
+type tensorParallel struct {
+	model      any
+	mesh       *mesh.Mesh // of the axis tp alone
+	size, rank int
+	plan       Plan
+	config     TPConfig
+	sequences  bool // ranks share sequences between the modules that are cut
+	lays       map[*nn.Parameter]*lay
+
+	roles  map[any]*role
+	parts  map[*nn.Parameter]bool // biases that count on one rank alone: they are added to a part of a sum
+	tables map[*nn.Parameter]int  // rows of embeddings that are cut along their rows
+	widths []int                  // sizes of dims that are cut
+
+	// Whether the loss of a pass is computed where this part steps in.
+	lossFollows func(tape *tensor.Tape) bool
+
+	passes map[*tensor.Tape]*tensorPass
+	sent   traffic
+}
+
+// role is what a plan has in mind for a module.
+type role struct {
+	path   string
+	module any
+	rule   *Rule   // its style; nil for none
+	inputs []*Rule // and what is spread anew
+	gives  []*Rule
+	logits *Rule
+	weight *nn.Parameter
+	bias   *nn.Parameter
+}
+
+// newTensorParallel resolves a plan for a model. It does not communicate.
+func newTensorParallel(model any, m *mesh.Mesh, plan Plan, config TPConfig, lays map[*nn.Parameter]*lay) (*tensorParallel, error) {
+	sub, err := m.Sub(tensorAxis)
+	if err != nil {
+		return nil, fmt.Errorf("tensor parallel: %w", err)
+	}
+	if plan == nil {
+		if plan, err = planOf(model); err != nil {
+			return nil, err
+		}
+	}
+	t := &tensorParallel{
+		model: model, mesh: sub, size: sub.Size(), rank: sub.Rank(), plan: plan, config: config, lays: lays,
+		roles: map[any]*role{}, parts: map[*nn.Parameter]bool{}, tables: map[*nn.Parameter]int{},
+		lossFollows: func(*tensor.Tape) bool { return false },
+		passes:      map[*tensor.Tape]*tensorPass{}, sent: traffic{},
+	}
+	t.sequences = !config.WholeSequence && slices.ContainsFunc(plan, func(r Rule) bool {
+		return r.Style == styleSequence || r.From == kindSequence || r.To == kindSequence
+	})
+	return t, nil
+}
+
+// planOf returns the plan that a model has of its own.
+func planOf(model any) (Plan, error) {
+	planner, ok := base(model).(TensorPlanner)
+	if !ok {
+		return nil, fmt.Errorf("tensor parallel: a %T has no plan of its own: give one in Config.Plan, such as \"layers.*.up: column\" and \"layers.*.down: row\", a rule a line (parallel.ParsePlan)", base(model))
+	}
+	plan, err := ParsePlan(planner.TensorPlan())
+	if err != nil {
+		return nil, fmt.Errorf("tensor parallel: the plan that %T.TensorPlan returns: %w", base(model), err)
+	}
+	return plan, nil
+}
+
+// base returns the model that adapters are beside.
+func base(model any) any {
+	if l, ok := model.(*nn.LoRA); ok {
+		return l.Base
+	}
+	return model
+}
+
+func (t *tensorParallel) axis() string { return tensorAxis }
+
+// agreed is the plan and the settings.
+func (t *tensorParallel) agreed() string {
+	return fmt.Sprintf("tensor parallel: whole sequence %t, whole logits %t\n%s", t.config.WholeSequence, t.config.WholeLogits, t.plan)
+}
+
+func (t *tensorParallel) join(context.Context) error { return nil }
+
+// String says what the ranks share.
+func (t *tensorParallel) String() string {
+	styles := map[string]bool{}
+	for _, r := range t.roles {
+		if r.rule != nil {
+			styles[r.rule.Style] = true
+		}
+		if r.rule != nil && r.rule.In > 0 {
+			styles["heads"] = true
+		}
+		if r.logits != nil {
+			styles[styleLogits] = true
+		}
+	}
+	var what []string
+	for _, s := range []struct{ style, name string }{
+		{styleHeads, "heads"}, {styleColumn, "layers"}, {styleVocabulary, "vocabulary"}, {styleWidth, "width of embeddings"}, {styleLogits, "loss"},
+	} {
+		if styles[s.style] && !(s.style == styleLogits && t.config.WholeLogits) {
+			what = append(what, s.name)
+		}
+	}
+	if t.sequences {
+		what = append(what, "sequence between layers")
+	}
+	if len(what) == 0 {
+		return "parameters"
+	}
+	return strings.Join(what, ", ")
+}
+
+// usual is how values lie between the modules that are cut.
+func (t *tensorParallel) usual() string {
+	if t.sequences {
+		return kindSequence
+	}
+	return kindReplicate
+}
+
+// now returns the kind of a value in a pass: only training passes share sequences.
+func (t *tensorParallel) now(c *nn.Ctx, kind string) string {
+	if kind == kindSequence && (!t.sequences || !c.Training()) {
+		return kindReplicate
+	}
+	return kind
+}
+
+func or(kind, usual string) string {
+	if kind == "" {
+		return usual
+	}
+	return kind
+}
+
+// InterceptCall takes what a module takes and gives over the boundaries of its role.
+func (t *tensorParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if module == t.model {
+		t.enter(c, x)
+	}
+	r := t.roles[module]
+	if r == nil {
+		if loss, ok := module.(*nn.CrossEntropyLoss); ok {
+			return t.crossEntropy(c, loss, x, next)
+		}
+		return next(c, x)
+	}
+	x = slices.Clone(x)
+	for _, rule := range r.inputs {
+		if rule.Index >= len(x) {
+			c.Fail(rule.wrong("%s (%T) was called with %d inputs, and they count from 0", r.path, module, len(x)))
+		}
+		x[rule.Index] = t.cross(c, boundary{rule.Style + " of " + r.path, or(rule.From, t.usual()), rule.To}, x[rule.Index])
+	}
+	y := t.call(c, r, x, next)
+	for i, rule := range r.gives {
+		if i == 0 {
+			y = slices.Clone(y)
+		}
+		if rule.Index >= len(y) {
+			c.Fail(rule.wrong("%s (%T) has given %d outputs, and they count from 0", r.path, module, len(y)))
+		}
+		y[rule.Index] = t.cross(c, boundary{rule.Style + " of " + r.path, or(rule.From, t.usual()), rule.To}, y[rule.Index])
+	}
+	if r.logits != nil {
+		y = slices.Clone(y)
+		y[0] = t.finishLogits(c, r, y[0])
+	}
+	return y
+}
+
+// enter begins a call of the model: its inputs say how long sequences are.
+func (t *tensorParallel) enter(c *nn.Ctx, x []*tensor.Tensor) {
+	if t.now(c, kindSequence) != kindSequence {
+		return
+	}
+	pass := t.passOf(c.Tape())
+	for _, in := range x {
+		switch {
+		case in == nil || in.NumDims() == 0 || in.DType() == tensor.Bool:
+		case !in.DType().IsFloat():
+			pass.note(in.Dim(-1))
+		case in.NumDims() > 1:
+			pass.note(in.Dim(-2))
+		}
+	}
+}
+
+// call runs a module in its style.
+func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if r.rule == nil {
+		return next(c, x)
+	}
+	rule := r.rule
+	who := rule.Style + " parallel " + r.path
+	out := func(y []*tensor.Tensor, from, to string) []*tensor.Tensor {
+		y = slices.Clone(y)
+		y[0] = t.cross(c, boundary{who, from, to}, y[0])
+		return y
+	}
+	switch rule.Style {
+	case styleColumn:
+		x[0] = t.cross(c, boundary{who, or(rule.From, t.usual()), kindCopy}, x[0])
+		return out(next(c, x), kindCut, or(rule.To, kindCut))
+	case styleRow:
+		x[0] = t.cross(c, boundary{who, or(rule.From, kindCut), kindCut}, x[0])
+		return out(next(c, x), kindPartial, or(rule.To, t.usual()))
+	case styleVocabulary:
+		return out(t.lookUp(c, r, x, next), kindPartial, or(rule.To, t.usual()))
+	case styleWidth:
+		return out(next(c, x), kindCut, or(rule.To, t.usual()))
+	case styleSequence:
+		if !x[0].DType().IsFloat() {
+			x[0] = t.cross(c, boundary{who, kindReplicate, kindSequence}, x[0])
+		}
+	case styleHeads:
+		return t.inHeads(c, r, x, next)
+	}
+	return next(c, x)
+}
+
+// lookUp looks up the rows that this rank has of a table. Others come out as zeros.
+func (t *tensorParallel) lookUp(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	ids := x[0]
+	first, n := t.part(t.tables[r.weight])
+	if ids.DType() != tensor.Int64 {
+		return next(c, x) // which says so
+	}
+	if n == 0 { // fewer rows than ranks: there is nothing to look up
+		c.Fail(fmt.Errorf("tensor parallel: vocabulary parallel %s: rank %d of axis tp has no row of %d: use fewer ranks", r.path, t.rank, t.tables[r.weight]))
+	}
+	here := ids.GeScalar(float64(first)).LogicalAnd(ids.LtScalar(float64(first + n)))
+	away := ids.GeScalar(0).LogicalAnd(ids.LtScalar(float64(t.tables[r.weight]))).LogicalAnd(here.LogicalNot())
+	// An id that is no row of the whole table stays wrong, and is named so.
+	at := tensor.Where(away, ids.MulScalar(0), ids.SubScalar(float64(first)))
+	y := slices.Clone(next(c.With(&tableOf{t, r}), []*tensor.Tensor{at}))
+	y[0] = y[0].Mul(here.Unsqueeze(-1).To(y[0].DType()))
+	return y
+}
+
+// tableOf says, within the look-up in a table, that the rows of other ranks count as zeros.
+type tableOf struct {
+	t *tensorParallel
+	r *role
+}
+
+func (o *tableOf) InterceptCall(c *nn.Ctx, _ any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	return next(c, x)
+}
+
+// InterceptParam changes the type of the table: with zeros for the rows of other ranks it is a
+// part of a sum.
+func (o *tableOf) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	w := next(c)
+	if p != o.r.weight || sharding.Of(c.Tape()) == nil {
+		return w
+	}
+	y := w.Detach()
+	o.t.giveAs(c, "vocabulary parallel "+o.r.path, w, y, mesh.Shard(0), mesh.Partial(dist.Sum), mesh.Replicate(), mesh.Shard(0))
+	return tensor.Record("tensor parallel", y, []*tensor.Tensor{w}, nil, handOn)
+}
+
+// handOn gives a gradient on.
+func handOn(_ context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
+	return []*tensor.Tensor{g}, nil
+}
+
+// inHeads runs attention in this rank's heads.
+func (t *tensorParallel) inHeads(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if _, ok := r.module.(*nn.MultiheadAttention); ok {
+		who := "heads parallel " + r.path
+		for i := range x {
+			if len(x)%2 == 1 || i < len(x)-1 { // the last of an even number is a mask
+				x[i] = t.cross(c, boundary{who, t.usual(), kindCopy}, x[i])
+			}
+		}
+	}
+	return next(c, x)
+}
+
+// InterceptParam has a bias that is added to a part of a sum count once.
+func (t *tensorParallel) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	b := next(c)
+	if !t.parts[p] {
+		return b
+	}
+	y := b.Detach()
+	if t.rank > 0 {
+		zeros := tensor.New(b.Device(), b.DType(), b.Shape()...)
+		y = c.Tape().Adopt(zeros)
+	}
+	t.giveAs(c, "the bias "+p.Name(), b, y, mesh.Replicate(), mesh.Partial(dist.Sum), mesh.Replicate(), mesh.Replicate())
+	return tensor.Record("tensor parallel", y, []*tensor.Tensor{b}, nil, handOn)
+}
+
+// finishLogits hands on logits of this rank's classes where the loss can be computed of them, and
+// else gathers them.
+func (t *tensorParallel) finishLogits(c *nn.Ctx, r *role, y *tensor.Tensor) *tensor.Tensor {
+	if c.Tape().Recording() && !t.config.WholeLogits && t.lossFollows(c.Tape()) {
+		pass := t.passOf(c.Tape())
+		pass.classes = pass.among(c, boundary{who: "logits of " + r.path}, "channels", y.Dim(-1), t.widths)
+		return y
+	}
+	return t.cross(c, boundary{"logits of " + r.path, kindCut, kindReplicate}, y)
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// sharedModel is a model whose modules the ranks of a group share, without an engine: the axis
+// tp alone.
+type sharedModel struct {
+	model  any
+	t      *tensorParallel
+	params []*nn.Parameter
+	check  bool // the sharding types of the next pass
+	around []nn.Interceptor
+}
+
+func shareModel(ctx context.Context, g *dist.Group, model any, plan Plan, config TPConfig) (*sharedModel, error) {
+	m, err := mesh.New(ctx, g, mesh.Axis{Name: tensorAxis, Size: g.Size()})
+	if err != nil {
+		return nil, err
+	}
+	s := &sharedModel{model: model, params: nn.Parameters(model), check: true}
+	lays := map[*nn.Parameter]*lay{}
+	for _, p := range s.params {
+		lays[p] = &lay{shape: p.Data().Shape()}
+	}
+	if s.t, err = newTensorParallel(model, m, plan, config, lays); err != nil {
+		return nil, err
+	}
+	if err := s.t.lay(); err != nil {
+		return nil, err
+	}
+	for _, p := range s.params {
+		p.SetData(s.t.partOfParameter(p, p.Data()))
+	}
+	return s, nil
+}
+
+// partOfParameter returns what this rank has of a whole parameter, or of its gradient.
+func (t *tensorParallel) partOfParameter(p *nn.Parameter, whole *tensor.Tensor) *tensor.Tensor {
+	l := t.lays[p]
+	at := []mesh.Placement{l.at[tensorAxis]}
+	shape, err := mesh.LocalShape(l.shape, []int{t.size}, at, []int{t.rank})
+	if err != nil {
+		panic(err)
+	}
+	boxes, _ := mesh.Boxes(l.shape, []int{t.size}, at, []int{t.rank})
+	local := tensor.New(whole.Device(), whole.DType(), shape...)
+	for _, b := range boxes {
+		to, from := local, whole
+		for d := range b.Shape {
+			to, from = to.Narrow(d, b.LocalStart[d], b.Shape[d]), from.Narrow(d, b.Start[d], b.Shape[d])
+		}
+		to.CopyFrom(from)
+	}
+	return local
+}
+
+// pass runs a training pass: loss calls the model by run.
+func (s *sharedModel) pass(ctx context.Context, loss func(c *nn.Ctx) *tensor.Tensor, opts ...nn.CtxOption) (value float64, err error) {
+	c := nn.Training(ctx, opts...)
+	defer c.Close()
+	defer c.Recover(&err)
+	if s.check {
+		pass := sharding.Begin(c.Tape(), sharding.Axis{Name: tensorAxis})
+		for _, p := range s.params {
+			at, owes := s.t.lays[p].at[tensorAxis], mesh.Replicate()
+			if s.t.lays[p].owes[tensorAxis] {
+				owes = mesh.Partial(dist.Sum)
+			} else if _, cut := at.IsShard(); cut {
+				owes = at
+			}
+			pass.Param(p.Data(), sharding.Parameter{Name: p.Name(), Value: sharding.Type{at}, Gradient: sharding.Type{owes}})
+		}
+		s.check = false
+	}
+	for _, i := range s.around {
+		c = c.With(i)
+	}
+	l := loss(c.With(s.t))
+	if err := l.Backward(ctx); err != nil {
+		return 0, err
+	}
+	g, _ := s.t.mesh.Group(tensorAxis)
+	for _, p := range s.params {
+		if s.t.lays[p].owes[tensorAxis] && p.Grad() != nil {
+			if err := g.AllReduce(ctx, p.Grad(), dist.Sum); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return l.Item(), nil
+}
+
+// sharedCase is a model of which the ranks of tp share the modules.
+type sharedCase struct {
+	name   string
+	build  func(b *nn.Build) nn.Module
+	plan   string // "" is the model's own
+	config TPConfig
+	ranks  []int
+	time   int
+	vocab  int
+	lost   bool // the loss is computed of the logits that each rank has
+	around []nn.Interceptor
+	opts   []nn.CtxOption
+	off    float64 // largest relative difference of gradients; 0 is 2e-5
+}
+
+func (s *sharedCase) inputs() (ids, targets *tensor.Tensor) {
+	const batch = 3
+	in, out := make([]int64, batch*s.time), make([]int64, batch*s.time)
+	for i := range in {
+		in[i], out[i] = int64(i*i*7+i*3)%int64(s.vocab), int64(i*11+5)%int64(s.vocab)
+	}
+	out[1] = tensor.IgnoreIndex
+	return tensor.FromInt64(in, batch, s.time), tensor.FromInt64(out, batch, s.time)
+}
+
+func (s *sharedCase) loss(c *nn.Ctx, m nn.Module) *tensor.Tensor {
+	ids, targets := s.inputs()
+	return c.CallN(&nn.CrossEntropyLoss{}, c.Call(m, ids), targets)[0]
+}
+
+func (s *sharedCase) test(t *testing.T) {
+	newModel := func() nn.Module { return s.build(&nn.Build{Generator: tensor.NewGenerator(7)}) }
+	alone := newModel()
+	want, err := func() (value float64, err error) {
+		c := nn.Training(t.Context(), s.generator()...)
+		defer c.Close()
+		defer c.Recover(&err)
+		for _, i := range s.around {
+			c = c.With(i)
+		}
+		l := s.loss(c, alone)
+		if err := l.Backward(t.Context()); err != nil {
+			return 0, err
+		}
+		return l.Item(), nil
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantGrads := map[string]*tensor.Tensor{}
+	for _, p := range nn.Parameters(alone) {
+		wantGrads[p.Name()] = p.Grad()
+	}
+	limit := s.off
+	if limit == 0 {
+		limit = 2e-5
+	}
+	for _, n := range s.ranks {
+		t.Run(fmt.Sprint(n, " ranks"), func(t *testing.T) {
+			err := spawn(t, n, func(ctx context.Context, g *dist.Group) error {
+				var plan Plan
+				if s.plan != "" {
+					var err error
+					if plan, err = ParsePlan(s.plan); err != nil {
+						return err
+					}
+				}
+				m := newModel()
+				shared, err := shareModel(ctx, g, m, plan, s.config)
+				if err != nil {
+					return err
+				}
+				shared.around = s.around
+				shared.t.lossFollows = func(*tensor.Tape) bool { return s.lost }
+				for step := range 2 { // with types, and without
+					for _, p := range shared.params {
+						p.ZeroGrad()
+					}
+					got, err := shared.pass(ctx, func(c *nn.Ctx) *tensor.Tensor { return s.loss(c, m) }, s.generator()...)
+					if err != nil {
+						return fmt.Errorf("pass %d: %w", step, err)
+					}
+					if !(math.Abs(got-want) <= limit/2*math.Abs(want)) {
+						return fmt.Errorf("pass %d: the loss is %v, one rank's is %v", step, got, want)
+					}
+					for _, p := range shared.params {
+						if err := sameGradient(shared.t, p, wantGrads[p.Name()], limit); err != nil {
+							return fmt.Errorf("pass %d: %w", step, err)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (s *sharedCase) generator() []nn.CtxOption {
+	return append(slices.Clone(s.opts), nn.WithGenerator(tensor.NewGenerator(3)))
+}
+
+// sameGradient compares the gradient of a parameter with one rank's.
+func sameGradient(t *tensorParallel, p *nn.Parameter, want *tensor.Tensor, limit float64) error {
+	if want == nil || p.Grad() == nil {
+		if (want == nil) != (p.Grad() == nil) {
+			return fmt.Errorf("%s has a gradient: %t, on one rank: %t", p.Name(), p.Grad() != nil, want != nil)
+		}
+		return nil
+	}
+	scale := want.Abs().AMax().Item()
+	part := t.partOfParameter(p, want)
+	if part.NumElems() == 0 {
+		return nil
+	}
+	if off := p.Grad().Sub(part).Abs().AMax().Item(); !(off <= limit*scale) {
+		return fmt.Errorf("the gradient of %s on rank %d is off by %.2g of %.2g", p.Name(), t.rank, off, scale)
+	}
+	return nil
+}
+
+func tinyGPT(c models.GPTConfig) func(b *nn.Build) nn.Module {
+	c.Context, c.Width, c.Heads, c.Layers = 16, 16, 4, 2
+	return func(b *nn.Build) nn.Module { return models.NewGPT(b, c) }
+}
+
+func tinyLlama(c models.LlamaConfig) func(b *nn.Build) nn.Module {
+	c.Context, c.Width, c.Hidden, c.Heads, c.KeyHeads, c.Layers = 16, 16, 33, 8, 4, 2
+	return func(b *nn.Build) nn.Module { return models.NewLlama(b, c) }
+}
+
+const gptPlan = `
+transformer.wte: vocabulary
+transformer.wpe: sequence
+transformer.h.*.ln_?: sequence
+transformer.h.*.attn.c_attn: column packed 3 in 4
+transformer.h.*.attn.c_proj: row
+transformer.h.*.mlp.c_fc: column
+transformer.h.*.mlp.c_proj: row
+transformer.ln_f: sequence
+`
+
+const llamaPlan = `
+model.embed_tokens: vocabulary
+model.layers.*.*_layernorm: sequence
+model.layers.*.self_attn.q_proj: column in 8
+model.layers.*.self_attn.[kv]_proj: column in 4
+model.layers.*.self_attn.o_proj: row
+model.layers.*.mlp.gate_proj: column
+model.layers.*.mlp.up_proj: column
+model.layers.*.mlp.down_proj: row
+model.norm: sequence
+`
+
+var wholeSequence = TPConfig{WholeSequence: true}
+
+var sharedCases = []sharedCase{
+	{name: "gpt", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, uneven sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 7, vocab: 31},
+	{name: "gpt, untied", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), plan: gptPlan + "lm_head: column\n.: logits", ranks: []int{2}, time: 8, vocab: 31},
+	{name: "llama", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33},
+	{name: "llama, sequence", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 33},
+}
+
+// TestSharedModels: ranks that share the modules of a model have the loss and the gradients of
+// one rank.
+func TestSharedModels(t *testing.T) {
+	for _, s := range sharedCases {
+		t.Run(s.name, func(t *testing.T) { s.test(t) })
+	}
+}
