@@ -148,6 +148,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"bench", "step", "--cpuprofile", ""}, nil, files},
 		{[]string{"bench", "form", "--kind", ""}, []string{"processes", "goroutines"}, none},
 		{[]string{"eval", "--from", ""}, nil, dirs},
+		{[]string{"schedule", "--name", ""}, []string{"gpipe", "1f1b", "interleaved", "interleaved-zb", "zbv", "dualpipev", "all"}, none},
+		{[]string{"schedule", "--svg", ""}, nil, files},
 	} {
 		code, stdout, _ := cohort(append([]string{cobra.ShellCompNoDescRequestCmd}, c.args...)...)
 		want := strings.Join(append(slices.Clone(c.values), fmt.Sprintf(":%d\n", c.how)), "\n")

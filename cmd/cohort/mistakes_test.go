@@ -65,6 +65,14 @@ func TestMistakes(t *testing.T) {
 		{"train lm --replicate -1", "", "--replicate is -1, want 0 to 65536", exitUsage},
 		{"train lm --fsdp 3 --replicate -1", "", "--replicate is -1, want 0 to 65536", exitUsage},
 		{"train lm --fsdp 2 --init-from x --lora 4 --merge", "", "--merge puts the whole model on one rank, and --fsdp 2 shards it", exitUsage},
+		{"schedule --name 1f1", "", `there is no schedule "1f1", did you mean "1f1b"? The schedules are gpipe, 1f1b`, exitUsage},
+		{"schedule --ranks 4 --microbatches 3", "", "1f1b for 4 ranks, 4 stages and 3 microbatches: it needs as many microbatches as stages, and 3 < 4", exitUsage},
+		{"schedule --name all --ranks 0", "", "a pipeline has at least 1 rank", exitUsage},
+		{"schedule --name all --svg x.svg", "", "--svg draws one schedule: name it with --name", exitUsage},
+		{"schedule --name zbv --stages 4", "", "zbv has two stages a rank, and 4 ≠ 2·4: cut the model into 8 stages", exitUsage},
+		{"schedule --delay -1s", "", "--delay is -1s: want a time from 0 to an hour", exitUsage},
+		{"schedule --ranks 9999 --microbatches 9999", "", "9999 stages with 9999 microbatches are more than this command plays", exitUsage},
+		{"schedule --svg no/such/x.svg", "", "schedule: --svg: open no/such/x.svg", exitUsage},
 		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
 	} {
 		t.Run(c.args+c.env, func(t *testing.T) {

@@ -123,11 +123,11 @@ type NameError struct {
 }
 
 func (e *NameError) Error() string {
-	hint := ""
+	hint := ": the"
 	if e.Nearest != "" {
-		hint = fmt.Sprintf(", did you mean %q?", e.Nearest)
+		hint = fmt.Sprintf(", did you mean %q? The", e.Nearest)
 	}
-	return fmt.Sprintf("schedule: there is no schedule %q%s: the schedules are %s", e.Name, hint, strings.Join(e.Known, ", "))
+	return fmt.Sprintf("schedule: there is no schedule %q%s schedules are %s", e.Name, hint, strings.Join(e.Known, ", "))
 }
 
 // CountError says that a schedule does not fit the numbers of ranks, stages and
