@@ -9,6 +9,7 @@ import "github.com/cohort-ml/cohort/tensor"
 type shapesPass struct {
 	tape      *tensor.Tape
 	flows     bool // the stand-ins of parameters have gradients
+	reads     func(p *Parameter)
 	standIns  map[*tensor.Tensor]*tensor.Tensor
 	params    map[*Parameter]*tensor.Tensor
 	sequences map[*sequence]*sequence
@@ -55,13 +56,15 @@ func (c *Ctx) IsShapesOnly() bool { return c.pass.shapes != nil }
 
 // ForShapes returns a carrier with the interceptors and settings of c, for a pass of its own that
 // runs for shapes alone from beginning to end; see [Ctx.ShapesOnly]. It changes nothing of c.
-// Its tape records if that of c does: what gradients flow into is seen from the values. The
-// caller closes it.
-func (c *Ctx) ForShapes() *Ctx {
+// Its tape records if that of c does: what gradients flow into is seen from the values. reads is
+// called for each parameter that is read, each time; it may be nil. The caller closes the
+// carrier.
+func (c *Ctx) ForShapes(reads func(p *Parameter)) *Ctx {
 	d := *c
 	tape := c.pass.tape
 	d.pass = &pass{tape: tensor.NewTape(false), leaves: map[*Parameter]*tensor.Tensor{}, shapes: newShapesPass(tape.Recording())}
 	d.pass.shapesBefore = d.pass.shapes
+	d.pass.shapes.reads = reads
 	d.pass.shapes.tape.SetAutocast(tape.Autocast())
 	d.cache = c.cache.forShapes()
 	if c.generator != nil {
@@ -88,6 +91,9 @@ func (s *shapesPass) standIn(t *tensor.Tensor) *tensor.Tensor {
 
 // param returns the stand-in of a parameter.
 func (s *shapesPass) param(p *Parameter) *tensor.Tensor {
+	if s.reads != nil {
+		s.reads(p)
+	}
 	if s.params[p] == nil {
 		shape := p.whole
 		if shape == nil {
@@ -117,4 +123,29 @@ func (c *Ctx) shaped(q *sequence) *sequence {
 		s.sequences[q] = &sequence{positions: s.standIn(q.positions), documents: s.standIn(q.documents)}
 	}
 	return s.sequences[q]
+}
+
+// stop ends UntilStop of the same pass.
+type stop struct{ pass *pass }
+
+// Stop ends the forward pass where it is, as a pipeline does at the end of its stage. It returns
+// to [Ctx.UntilStop], by a panic that [Ctx.Recover] lets through.
+func (c *Ctx) Stop() { panic(stop{c.pass}) }
+
+// UntilStop runs fn to its end, or to a call of [Ctx.Stop] of the same pass, which it reports.
+func (c *Ctx) UntilStop(fn func()) (stopped bool) {
+	p := c.pass
+	depth := len(p.calls)
+	defer func() {
+		switch v := recover(); v {
+		case nil:
+		case stop{p}:
+			p.calls, stopped = p.calls[:depth], true
+			c.ShapesOnly(false)
+		default:
+			panic(v)
+		}
+	}()
+	fn()
+	return false
 }

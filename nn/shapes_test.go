@@ -71,14 +71,47 @@ func TestShapesOnly(t *testing.T) {
 	}
 
 	// A pass of its own, which records.
-	d := c.ForShapes()
+	reads := 0
+	d := c.ForShapes(func(*Parameter) { reads++ })
 	defer d.Close()
 	got = d.Call(m, tensor.New(tensor.Meta, tensor.Int64, 2, 3))
 	if !got.NeedsGrad() || !slices.Equal(got.Shape(), want.Shape()) || !slices.Equal(g.State(), after) {
 		t.Errorf("a pass of its own gives %v, and must leave the generator alone", got)
 	}
-	if c.IsShapesOnly() {
-		t.Error("the pass that it came from runs for shapes as well")
+	if c.IsShapesOnly() || reads != 4 {
+		t.Errorf("the pass that it came from runs for shapes: %v, and %d parameters were read, want 4", c.IsShapesOnly(), reads)
+	}
+}
+
+type stops struct{}
+
+func (*stops) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	c.ShapesOnly(true)
+	c.Stop()
+	return x
+}
+
+// TestStop: a pass ends where it is told to, and what fails later is not named by the module that
+// ended it.
+func TestStop(t *testing.T) {
+	c := Training(t.Context())
+	defer c.Close()
+	var err error
+	func() {
+		defer c.Recover(&err)
+		run := func() { c.Call(NewSequential(&stops{}), tensor.Zeros(2)) }
+		if !c.UntilStop(run) || c.UntilStop(func() {}) || c.IsShapesOnly() {
+			t.Error("UntilStop does not say whether it was stopped, or the pass still runs for shapes")
+		}
+		other := Training(t.Context())
+		defer other.Close()
+		if !c.UntilStop(func() { other.UntilStop(run) }) {
+			t.Error("another pass was stopped")
+		}
+		tensor.Zeros(2).Add(tensor.Zeros(3))
+	}()
+	if _, named := err.(*ForwardError); named || err == nil {
+		t.Errorf("%v, want an error without a module", err)
 	}
 }
 
@@ -89,7 +122,7 @@ func TestShapesOnlyWithACache(t *testing.T) {
 	cache.Append(module, tensor.Zeros(1, 3, 2, 2), tensor.Zeros(1, 3, 2, 2))
 	c := Evaluation(t.Context(), WithKVCache(cache))
 	defer c.Close()
-	d := c.ForShapes()
+	d := c.ForShapes(nil)
 	defer d.Close()
 	key := tensor.New(tensor.Meta, tensor.Float32, 1, 2, 2, 2)
 	keys, _ := d.KVCache().Append(module, key, key)
