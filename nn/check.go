@@ -34,7 +34,15 @@ func (c *checks) share(name string, p float64) {
 
 // end panics if something was wrong.
 func (c *checks) end() {
-	if len(c.bad) > 0 {
-		panic(tensor.NewError(c.op, nil, "%s", strings.Join(c.bad, "; ")))
+	if err := c.err(); err != nil {
+		panic(err)
 	}
+}
+
+// err returns what was wrong, nil for nothing.
+func (c *checks) err() error {
+	if len(c.bad) == 0 {
+		return nil
+	}
+	return tensor.NewError(c.op, nil, "%s", strings.Join(c.bad, "; "))
 }

@@ -43,6 +43,7 @@
 //	               materialize.go, first values of a model that was built on tensor.Meta
 //	linear.go      layers: also conv.go, embedding.go, norm.go, pool.go, dropout.go, rnn.go
 //	attention.go   attention; kvcache.go its cache, transformer.go PyTorch's transformer
+//	moe.go         a mixture of experts and its router; experts.go the experts themselves
 //	activations.go activations; losses.go, accuracy.go
 //	sequential.go  modules one after the other
 //	recompute.go   activation checkpointing
