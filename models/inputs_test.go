@@ -18,9 +18,9 @@ func TestNumberOfInputs(t *testing.T) {
 		module nn.ModuleN
 		inputs []*tensor.Tensor
 	}{
-		"BERT":           {NewBERT(b, BERTConfig{Vocab: 5, Context: 4, Width: 4, Hidden: 4, Layers: 1, Heads: 2}), []*tensor.Tensor{ids, nil, nil, nil}},
-		"MoETransformer": {NewMoETransformer(b, smallMoE()), []*tensor.Tensor{ids, ids}},
-		"Word2Vec":       {NewWord2Vec(b, 5, 2), []*tensor.Tensor{ids, ids}},
+		"BERT":     {NewBERT(b, BERTConfig{Vocab: 5, Context: 4, Width: 4, Hidden: 4, Layers: 1, Heads: 2}), []*tensor.Tensor{ids, nil, nil, nil}},
+		"MoEBlock": {NewMoETransformer(b, smallMoE()).Model.Layers[0], []*tensor.Tensor{ids, ids}},
+		"Word2Vec": {NewWord2Vec(b, 5, 2), []*tensor.Tensor{ids, ids}},
 	} {
 		_, err := nn.Backward(t.Context(), func(ctx *nn.Ctx) *tensor.Tensor { return ctx.CallN(c.module, c.inputs...)[0] })
 		var e *tensor.Error

@@ -41,12 +41,12 @@ var trainings = map[string]func(dev tensor.Device) training{
 	"moe": func(dev tensor.Device) training {
 		m := NewMoETransformer(&nn.Build{Generator: tensor.NewGenerator(2), Device: dev}, MoEConfig{
 			LlamaConfig: LlamaConfig{Vocab: 17, Context: 8, Width: 16, Heads: 2, KeyHeads: 1, Layers: 2, Hidden: 24}, Experts: 4, Active: 2,
+			SharedHidden: 24, Router: nn.MoEOptions{Balance: 0.01, Capacity: 1.25, BiasStep: 0.1},
 		})
 		ids := tensor.On(dev).FromInt64([]int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}, 2, 6)
 		next := tensor.On(dev).FromInt64([]int64{1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 16}, 2, 6)
 		return training{m, optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 1e-2}), func(c *nn.Ctx) *tensor.Tensor {
-			y := c.CallN(m, ids)
-			return tensor.CrossEntropy(y[0], next).Add(y[1].MulScalar(0.01))
+			return tensor.CrossEntropy(c.Call(m, ids), next).Add(c.AddedLoss())
 		}}
 	},
 	"dlrm":        func(dev tensor.Device) training { return dlrmTraining(dev, false) },

@@ -15,6 +15,13 @@ type MoEConfig struct {
 	LlamaConfig
 	Experts int // in each layer
 	Active  int // for each token
+	// SharedHidden is the width inside a feed-forward network beside the experts that
+	// computes every token; 0 is none. With SharedGate a sigmoid weighs it (Qwen).
+	SharedHidden int
+	SharedGate   bool
+	// Router says how tokens choose. Its loss weights are those of the mean over the layers:
+	// Mixtral was published with a Balance of 0.02 or less.
+	Router nn.MoEOptions
 }
 
 // Validate reports a size that makes no model.
@@ -28,14 +35,24 @@ func (g MoEConfig) Validate() error {
 	if err := checkSizes("mixture of experts", []size{{"number of experts", g.Experts, 1 << 16}}); err != nil {
 		return err
 	}
+	if g.SharedHidden < 0 || g.SharedHidden > 1<<22 {
+		return fmt.Errorf("models: the shared expert of a mixture of experts has the hidden width %d, want 0 (for none) to %d", g.SharedHidden, 1<<22)
+	}
+	if g.SharedGate && g.SharedHidden == 0 {
+		return fmt.Errorf("models: a mixture of experts without a shared expert has a gate for it: set SharedHidden")
+	}
+	if err := g.Router.Validate(); err != nil {
+		return fmt.Errorf("models: the router of a mixture of experts: %w", err)
+	}
 	return checkSizes("mixture of experts", []size{{"number of active experts", g.Active, g.Experts}})
 }
 
-// MoETransformer is the decoder of Jiang et al. 2024 (Mixtral, arXiv 2401.04088).
+// MoETransformer is the decoder of Jiang et al. 2024 (Mixtral, arXiv 2401.04088). In
+// training its layers add the losses of the router by nn.Ctx.AddLoss.
 type MoETransformer struct {
 	Config MoEConfig   `name:"-"`
 	Model  *MoEDecoder `name:"model"`
-	Head   *nn.Linear  `name:"lm_head"`
+	Head   *nn.Linear  `name:"lm_head"` // nil if tied
 }
 
 // NewMoETransformer returns the model. It panics when the configuration is not
@@ -48,22 +65,56 @@ func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
 	for range g.Layers {
 		d.Layers = append(d.Layers, &MoEBlock{
 			Attention: newLlamaAttention(b, g.LlamaConfig),
-			Experts:   NewMoE(b, g),
+			Experts:   newMoE(b, g),
 			Norm1:     newRMSNorm(b, g.LlamaConfig),
 			Norm2:     newRMSNorm(b, g.LlamaConfig),
 		})
 	}
 	d.Norm = newRMSNorm(b, g.LlamaConfig)
-	return &MoETransformer{Config: g, Model: d, Head: newDense(b, g.Width, g.Vocab, false)}
+	m := &MoETransformer{Config: g, Model: d}
+	if !g.Tied {
+		m.Head = newDense(b, g.Width, g.Vocab, false)
+	}
+	return m
 }
 
-// ForwardN turns int64 token ids [batch, time] into logits [batch, time, vocab]
-// and the mean over the layers of the loss that keeps experts equally busy; see
-// [MoE]. Training adds a hundredth of it.
-func (m *MoETransformer) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("MoETransformer", in, "ids", 1)
-	out := c.CallN(m.Model, in...)
-	return []*tensor.Tensor{c.Call(m.Head, out[0]), out[1]}
+// newMoE returns the experts of one layer, with weights of deviation 0.02.
+func newMoE(b *nn.Build, g MoEConfig) *nn.MoE {
+	m := &nn.MoE{Gate: newDense(b, g.Width, g.Experts, false), NumActive: g.Active, Options: g.Router}
+	m.Options.Balance /= float64(g.Layers)
+	m.Options.Z /= float64(g.Layers)
+	m.Experts = &nn.Experts{
+		Gate: b.Normal(0.02, g.Experts, g.Hidden, g.Width),
+		Up:   b.Normal(0.02, g.Experts, g.Hidden, g.Width),
+		Down: b.Normal(0.02, g.Experts, g.Width, g.Hidden),
+	}
+	if g.MLPBias {
+		m.Experts.GateBias, m.Experts.UpBias, m.Experts.DownBias = b.Empty(g.Experts, g.Hidden), b.Empty(g.Experts, g.Hidden), b.Empty(g.Experts, g.Width)
+	}
+	if g.Activation != "silu" && g.Activation != "swish" {
+		m.Experts.Activation = g.Activation.or("")
+	}
+	if g.SharedHidden > 0 {
+		shared := g.LlamaConfig
+		shared.Hidden = g.SharedHidden
+		m.Shared = newLlamaMLP(b, shared)
+		if g.SharedGate {
+			m.SharedGate = newDense(b, g.Width, 1, false)
+		}
+	}
+	if g.Router.BiasStep != 0 {
+		m.ChoiceBias = &nn.Buffer{Data: b.Empty(g.Experts).Data()}
+	}
+	return m
+}
+
+// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
+func (m *MoETransformer) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	h := c.Call(m.Model, ids)
+	if m.Head == nil {
+		return tensor.Linear(h, c.Param(m.Model.Tokens.Weight), nil)
+	}
+	return c.Call(m.Head, h)
 }
 
 // MoEDecoder is the transformer up to its last norm.
@@ -76,102 +127,32 @@ type MoEDecoder struct {
 	dim  int
 }
 
-// ForwardN turns int64 token ids [batch, time] into features [batch, time,
-// width] and the balance loss.
-func (d *MoEDecoder) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("MoEDecoder", in, "ids", 1)
-	cos, sin := d.rope.tables(c, in[0].Dim(-1), d.dim)
-	x := c.Call(d.Tokens, in[0])
-	var balance *tensor.Tensor
+// Forward computes the features of every position.
+func (d *MoEDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
+	x := c.Call(d.Tokens, ids)
 	for _, layer := range d.Layers {
-		out := c.CallN(layer, x, cos, sin)
-		x = out[0]
-		if balance == nil {
-			balance = out[1]
-		} else {
-			balance = balance.Add(out[1])
-		}
+		x = c.CallN(layer, x, cos, sin)[0]
 	}
-	return []*tensor.Tensor{c.Call(d.Norm, x), balance.MulScalar(1 / float64(len(d.Layers)))}
+	return c.Call(d.Norm, x)
 }
 
 // MoEBlock is one layer: attention and the experts, each behind a norm and added
 // to the residual stream.
 type MoEBlock struct {
 	Attention *LlamaAttention `name:"self_attn"`
-	Experts   *MoE            `name:"block_sparse_moe"`
+	Experts   *nn.MoE         `name:"block_sparse_moe"`
 	Norm1     *nn.RMSNorm     `name:"input_layernorm"`
 	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation, to the
-// same shape and the layer's balance loss.
+// ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of
+// the same shape.
 func (l *MoEBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("MoEBlock", in, rotatedInputs, 3)
 	x, cos, sin := in[0], in[1], in[2]
 	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
-	out := c.CallN(l.Experts, c.Call(l.Norm2, x))
-	return []*tensor.Tensor{x.Add(out[0]), out[1]}
-}
-
-// MoE is a set of feed-forward networks of which a router chooses a few for
-// each token (Shazeer et al. 2017). A token's output is the sum of its experts'
-// outputs, weighted by the router's probabilities among them. No token is
-// dropped, however many want one expert.
-type MoE struct {
-	Gate    *nn.Linear
-	Experts []*LlamaMLP
-
-	active int
-}
-
-// NewMoE returns the experts of one layer.
-func NewMoE(b *nn.Build, g MoEConfig) *MoE {
-	m := &MoE{Gate: newDense(b, g.Width, g.Experts, false), active: g.Active}
-	for range g.Experts {
-		m.Experts = append(m.Experts, newLlamaMLP(b, g.LlamaConfig))
-	}
-	return m
-}
-
-// ForwardN maps x [batch, time, width] to the same shape, and returns the
-// balance loss of Fedus et al. 2021 (Switch Transformers, equation 4) beside it:
-// experts · Σ share of choices · mean probability, which is least, Active,
-// when all experts are chosen equally often.
-func (m *MoE) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("MoE", in, "x", 1)
-	width := in[0].Dim(-1)
-	x := in[0].Reshape(-1, width) // [tokens, width]
-	tokens, experts := x.Dim(0), len(m.Experts)
-	probs := c.Call(m.Gate, x).To(tensor.Float32).Softmax(-1) // [tokens, experts]
-	top, chosen := probs.TopK(m.active, -1, true)
-	weights := top.Div(top.SumKeep(-1)).Flatten(0, 1) // [tokens·active]
-
-	// One list of places in chosen for each expert. The host reads them, for how many
-	// an expert gets depends on the data.
-	on := tensor.On(x.Device())
-	places := make([][]int64, experts)
-	for place, e := range chosen.Int64s() {
-		places[e] = append(places[e], int64(place))
-	}
-	out := c.Tape().Const(tensor.New(x.Device(), tensor.Float32, tokens, width))
-	share := make([]float32, experts)
-	for e, expert := range m.Experts {
-		share[e] = float32(len(places[e])) / float32(tokens)
-		if len(places[e]) == 0 {
-			continue
-		}
-		rows := make([]int64, len(places[e])) // of x
-		for i, place := range places[e] {
-			rows[i] = place / int64(m.active)
-		}
-		where := on.FromInt64(rows)
-		y := c.Call(expert, x.IndexSelect(0, where))
-		w := weights.IndexSelect(0, on.FromInt64(places[e])).Reshape(-1, 1)
-		out = out.IndexAdd(0, where, y.Mul(w))
-	}
-	balance := probs.Mean(0).Mul(c.Tape().Const(on.FromFloat32(share))).Sum().MulScalar(float64(experts))
-	return []*tensor.Tensor{out.Reshape(in[0].Shape()...), balance}
+	return []*tensor.Tensor{x.Add(c.Call(l.Experts, c.Call(l.Norm2, x)))}
 }
 
 // String names the size.
