@@ -3,8 +3,6 @@
 package nn
 
 import (
-	"math"
-
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -70,5 +68,5 @@ func both(own, given *tensor.Tensor) *tensor.Tensor {
 	case given.DType() == tensor.Bool:
 		return own.LogicalAnd(given)
 	}
-	return given.MaskedFill(own.LogicalNot(), math.Inf(-1))
+	return given.Add(own.To(tensor.Float32).Log()) // 0 for true, -Inf for false
 }

@@ -4,6 +4,7 @@ package nn
 
 import (
 	"context"
+	"math"
 	"slices"
 	"testing"
 
@@ -102,6 +103,21 @@ func TestAddLoss(t *testing.T) {
 		if want = 4*3 + 8*3 + 4*4*27; got != want { // of 2w² + 4w² + 4w⁴
 			t.Errorf("recomputed %v: the gradient is %v, want %v", again, got, want)
 		}
+	}
+}
+
+// TestDocumentsWithMask: a mask that is added, and is the same for all queries, goes together with
+// documents.
+func TestDocumentsWithMask(t *testing.T) {
+	c := Evaluation(t.Context())
+	defer c.Close()
+	x := tensor.FromFloat32([]float32{1, 2, 4, 8}, 1, 4, 1, 1)
+	packed := c.WithDocuments(tensor.FromInt64([]int64{0, 0, 1, 1}, 1, 4))
+	mask := tensor.FromFloat32([]float32{float32(math.Inf(-1)), 0, 0, 0}, 1, 1, 1, 4)
+	zeros := tensor.Zeros(1, 4, 1, 1)
+	got := packed.CallN(&DotProductAttention{HeadDim: 1}, zeros, zeros, x, mask)[0].Float32s()
+	if want := []float32{2, 2, 6, 6}; !slices.Equal(got, want) {
+		t.Errorf("the result is %v, want %v", got, want)
 	}
 }
 
