@@ -17,7 +17,6 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
-	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
@@ -90,6 +89,9 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 		return fail(fmt.Errorf("%s: %w", at.path, err))
 	}
 	if err := c.fitsModel(m, at.path); err != nil {
+		return err
+	}
+	if err := c.checkSplit(m); err != nil {
 		return err
 	}
 	files, err := readCompanions(at.path)
@@ -214,7 +216,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 // ranks read their shards later, by fillBase. An adapter is merged into a whole model.
 func (r *lmRun) loadBase(at place, opts ...models.LoadOption) (err error) {
 	r.outline = ""
-	if r.cfg.FSDP > 1 && noAdapter(at.path) == nil {
+	if (r.cfg.FSDP > 1 || r.cfg.isComposed()) && noAdapter(at.path) == nil {
 		r.outline = at.path
 	}
 	if r.outline == "" {
@@ -476,13 +478,14 @@ func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *c
 	})
 }
 
-// newModel builds a model of the settings' sizes for a tokenizer.
-func (c LMConfig) newModel(b *nn.Build, tok *tokenizer.Tokenizer) models.CausalLM {
-	size := c.model()
-	size.Vocab = tok.Size() // a small text may not have as many pairs worth an entry
+// newModel builds a model of the settings' sizes for a vocabulary: a small text may not have
+// as many pairs worth an entry as the settings say.
+func (c LMConfig) newModel(b *nn.Build, vocab int) models.CausalLM {
 	if c.Model == "llama" {
-		return models.NewLlama(b, c.llama(size.Vocab))
+		return models.NewLlama(b, c.llama(vocab))
 	}
+	size := c.model()
+	size.Vocab = vocab
 	return models.NewGPT(b, size)
 }
 

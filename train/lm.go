@@ -45,6 +45,7 @@ type lmRun struct {
 	baseStep   int               // of its checkpoint
 	keepsBase  bool              // in baseDir, in the run's directory
 	was        LMConfig          // of the run that is resumed
+	given      map[string]string // settings that the user gave
 	companions map[string][]byte // its files beside the weights
 }
 
@@ -80,7 +81,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	if err != nil {
 		return settled(err)
 	}
-	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "sequences")
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.given, "sequences")
 	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {
@@ -106,6 +107,9 @@ func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if err := r.dividePasses(); err != nil {
+		return nil, err
+	}
 	if r.cfg.InitFrom != "" {
 		if err := r.openBase(ctx, saved); err != nil {
 			return nil, err
@@ -120,7 +124,10 @@ func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
 		}
 	}
 	phaseOf(ctx).enter("making the model")
-	return saved, r.buildModel(saved)
+	if err := r.buildModel(saved); err != nil {
+		return nil, err
+	}
+	return saved, r.cfg.checkSplit(r.base)
 }
 
 // task is what there is to know about training a GPT on text.
@@ -130,7 +137,7 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
 			inputs, targets := tensorsOf(c, batch)
-			return tensor.CrossEntropy(c.Call(model.(nn.Module), inputs), targets)
+			return c.CallN(&nn.CrossEntropyLoss{}, c.Call(model.(nn.Module), inputs), targets)[0]
 		},
 		Blank: func() data.TokenBatch {
 			n := r.cfg.Batch * r.cfg.Context
@@ -279,11 +286,11 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 		if saved != nil {
 			// The recipe is only what a file says: nothing is allocated for it before the
 			// weights agree.
-			if err := matchModel(saved.Checkpoint, r.cfg.newModel(&nn.Build{Device: tensor.Meta}, r.tokenizer)); err != nil {
+			if err := matchModel(saved.Checkpoint, r.cfg.newModel(&nn.Build{Device: tensor.Meta}, r.tokenizer.Size())); err != nil {
 				return fmt.Errorf("train lm: resume: %w", err)
 			}
 		}
-		r.base = r.cfg.newModel(r.cfg.newBuild(false), r.tokenizer)
+		r.base = r.cfg.newModel(r.cfg.newBuild(false), r.tokenizer.Size())
 	}
 	if r.cfg.LoRA > 0 {
 		if err := r.adapt(); err != nil {

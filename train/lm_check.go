@@ -9,7 +9,6 @@ import (
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/internal/config"
-	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -31,6 +30,9 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	}
 	saved, err := r.findRun(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.dividePasses(); err != nil {
 		return nil, err
 	}
 	if err := r.checkModel(saved); err != nil {
@@ -75,19 +77,17 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	return r.config(), nil
 }
 
-// checkModel reports a new model that is too large for the machine.
+// checkModel reports a model that the axes of the mesh cannot split, and a new one that is too
+// large for the machine.
 func (r *lmRun) checkModel(saved *SavedRun) error {
-	if saved != nil || r.cfg.InitFrom != "" {
+	if r.cfg.InitFrom != "" {
 		return nil
 	}
-	var plan any
-	b := &nn.Build{Device: tensor.Meta}
-	if r.cfg.Model == "llama" {
-		plan = models.NewLlama(b, r.cfg.llama(r.cfg.Vocab))
-	} else {
-		plan = models.NewGPT(b, r.cfg.model())
+	m := r.cfg.newModel(&nn.Build{Device: tensor.Meta}, r.cfg.Vocab)
+	if err := r.cfg.checkSplit(m); err != nil || saved != nil {
+		return err
 	}
-	return checkMemory("lm", plan, r.cfg.SharedConfig)
+	return checkMemory("lm", m, r.cfg.SharedConfig)
 }
 
 // checkText reports a step that takes more sequences than a text can have: a token has

@@ -32,7 +32,10 @@ type LMConfig struct {
 	Warmup      float64 `json:"warmup" usage:"share of the steps, 0 to 1, in which the learning rate rises"`
 	LRFloor     float64 `json:"lr_floor" usage:"share of the learning rate, 0 to 1, that is left at the end"`
 
+	ExpertConfig
+
 	SharedConfig
+	SplitConfig
 
 	Recompute    bool   `json:"recompute" group:"Step" usage:"keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time"`
 	EvalTokens   int    `json:"eval_tokens" group:"Evaluation" usage:"tokens of validation text in an evaluation"`
@@ -59,7 +62,7 @@ func (c LMConfig) Validate() error {
 	if err := c.validate("lm"); err != nil {
 		return err
 	}
-	if err := c.onlyData("lm", "a language model"); err != nil {
+	if err := c.validateSplit(); err != nil {
 		return err
 	}
 	vocab, context := whole{"vocab", c.Vocab, 257, tokenizer.MaxVocab}, whole{"context", c.Context, 8, 1 << 20}

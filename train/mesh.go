@@ -53,15 +53,24 @@ func (c MeshConfig) sizes() (all [len(axisNames)]int) {
 // copies returns how many ranks take each sample.
 func (c MeshConfig) copies() int { return max(c.PP, 1) * max(c.CP, 1) * max(c.TP, 1) }
 
-// isComposed reports whether ranks share out more than samples and shards.
-func (c MeshConfig) isComposed() bool { return max(c.TP, c.PP, c.EP, c.CP) > 1 }
+// composed returns an axis over which ranks share out more than samples and shards, "" for
+// none.
+func (c MeshConfig) composed() string {
+	for _, name := range []string{axisTP, axisPP, axisEP, axisCP} {
+		if *c.size(name) > 1 {
+			return name
+		}
+	}
+	return ""
+}
+
+func (c MeshConfig) isComposed() bool { return c.composed() != "" }
 
 // onlyData refuses the axes over which the model of a recipe cannot be split.
 func (c MeshConfig) onlyData(task, model string) error {
-	for _, name := range []string{axisTP, axisPP, axisEP, axisCP} {
-		if n := *c.size(name); n > 1 {
-			return fmt.Errorf("train %s: --%s is %d, and %s is not split over the axis %s: leave --%s out, and use --replicate and --fsdp", task, name, n, model, name, name)
-		}
+	if name := c.composed(); name != "" {
+		return fmt.Errorf("train %s: --%s is %d, and %s is not split over the axis %s: leave --%s out, and use --replicate and --fsdp",
+			task, name, *c.size(name), model, name, name)
 	}
 	return nil
 }

@@ -184,6 +184,21 @@ func (s *stepSize) split(total, passes int) {
 	}
 }
 
+// divide makes more passes of the samples of a step, if it can: as many as fits accepts, up to
+// most. It reports whether it did.
+func (s *stepSize) divide(most int, fits func(passes int) bool) bool {
+	total := s.total()
+	for _, even := range []bool{true, false} {
+		for n := most; n > s.accumulate; n-- {
+			if each := total / n; total%n == 0 && each >= s.ranks && (!even || each%s.ranks == 0) && fits(n) {
+				s.split(total, n)
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // tell gives notice if the size of a step stays but batch and passes could not stay
 // as they were asked for. If steps are small, it says to how many ranks the job can
 // grow.

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/parallel/schedule"
+)
+
+// SplitConfig has the settings of [LMConfig] for how a model is split over the axes of the
+// mesh.
+type SplitConfig struct {
+	Schedule string `json:"schedule,omitempty" run:"here" group:"Mesh" values:"gpipe|1f1b|interleaved|interleaved-zb|zbv|dualpipev" usage:"for --pp: the order in which stages compute the passes of a step; default: 1f1b"`
+	Stages   int    `json:"stages,omitempty" run:"here" usage:"for --pp: number of stages, of which a rank has one or several; 0: what suits the schedule"`
+	CPMethod string `json:"cp_method,omitempty" run:"here" values:"ring|heads" usage:"for --cp: ranks pass keys and values around (ring), or exchange heads for time (heads); default: ring"`
+}
+
+// The ways to compute attention over a sequence that is split.
+const (
+	cpRing  = "ring"
+	cpHeads = "heads"
+)
+
+func (c SplitConfig) schedule() string { return cmp.Or(c.Schedule, "1f1b") }
+
+// validateSplit reports settings of axes that the run does not have, and names that there
+// are not.
+func (c LMConfig) validateSplit() error {
+	fail := func(format string, args ...any) error { return fmt.Errorf("train lm: "+format, args...) }
+	if err := checkWholes("lm", []whole{{"stages", c.Stages, 0, mostRanks}}); err != nil {
+		return err
+	}
+	switch {
+	case c.PP <= 1 && c.Schedule != "":
+		return fail("--schedule is %s, and nothing is a pipeline: give --pp, or leave --schedule out", c.Schedule)
+	case c.PP <= 1 && c.Stages != 0:
+		return fail("--stages is %d, and nothing is a pipeline: give --pp, or leave --stages out", c.Stages)
+	case c.CP <= 1 && c.CPMethod != "":
+		return fail("--cp-method is %s, and no sequence is split: give --cp, or leave --cp-method out", c.CPMethod)
+	case c.CPMethod != "" && c.CPMethod != cpRing && c.CPMethod != cpHeads:
+		return fail("--cp-method is %q, want ring or heads", c.CPMethod)
+	case c.EP > 1 && c.Experts == 0 && c.InitFrom == "":
+		return fail("--ep is %d, and the model has no experts to split: give --experts, or leave --ep out", c.EP)
+	}
+	if c.LoRA > 0 {
+		if axis := c.composed(); axis != "" {
+			return fail("--lora trains matrices beside the weights, which the axis %s does not split: leave --%s out, and use --replicate and --fsdp", axis, axis)
+		}
+	}
+	if _, err := schedule.New(c.schedule(), 1, 0, 1); err != nil {
+		if unknown := (*schedule.NameError)(nil); errors.As(err, &unknown) {
+			return fail("--schedule: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkSplit reports a model that the axes of the mesh cannot split: before anything is
+// trained, and before ranks are started.
+func (c LMConfig) checkSplit(m models.CausalLM) error {
+	fail := func(format string, args ...any) error { return fmt.Errorf("train lm: "+format, args...) }
+	s := sizesOf(m)
+	for _, of := range []struct {
+		name string
+		n    int
+	}{{"attention heads", s.heads}, {"heads of keys and values", s.keyHeads}} {
+		if c.TP > 1 && of.n%c.TP != 0 {
+			return fail("--tp is %d, and the model has %d %s, of which each rank takes as many: %d %% %d = %d", c.TP, of.n, of.name, of.n, c.TP, of.n%c.TP)
+		}
+		if all := max(c.TP, 1) * c.CP; c.CP > 1 && c.CPMethod == cpHeads && of.n%all != 0 {
+			return fail("--cp-method heads divides the %d %s among --tp × --cp = %d ranks: %d %% %d = %d; use --cp-method ring", of.n, of.name, all, of.n, all, of.n%all)
+		}
+	}
+	if c.PP > 1 {
+		stages := c.Stages
+		if sched, err := schedule.New(c.schedule(), c.PP, c.Stages, 4*c.PP); err == nil {
+			stages = sched.NumStages
+		}
+		if stages > s.layers {
+			return fail("--pp %d with the schedule %s has %d stages, and the model %d %s: a stage has one at least", c.PP, c.schedule(), stages, s.layers, plural(s.layers, "layer"))
+		}
+	}
+	if c.EP > 1 && s.experts < c.EP {
+		if s.experts == 0 {
+			return fail("--ep is %d, and the model has no experts to split: leave --ep out", c.EP)
+		}
+		return fail("--ep is %d, and the model has %d experts: a rank has one at least", c.EP, s.experts)
+	}
+	return nil
+}
+
+// modelSizes are the numbers of what the axes of a mesh split.
+type modelSizes struct{ heads, keyHeads, layers, experts int }
+
+func sizesOf(m models.CausalLM) modelSizes {
+	switch m := m.(type) {
+	case *models.GPT:
+		return modelSizes{m.Config.Heads, m.Config.Heads, m.Config.Layers, 0}
+	case *models.Llama:
+		return modelSizes{m.Config.Heads, m.Config.KeyHeads, m.Config.Layers, 0}
+	}
+	return modelSizes{}
+}
+
+// dividePasses divides the samples of a step into the passes that the schedule of a pipeline
+// wants, up to four for each of its ranks, unless the user said how many there are.
+func (r *lmRun) dividePasses() error {
+	c := &r.cfg
+	r.given = r.settings.Given()
+	if c.PP <= 1 {
+		return nil
+	}
+	fits := func(passes int) error {
+		_, err := schedule.New(c.schedule(), c.PP, c.Stages, passes)
+		return err
+	}
+	if size := c.size(); r.given["accumulate"] == "" {
+		c.begin(size)
+		if size.divide(4*c.PP, func(passes int) bool { return fits(passes) == nil }) {
+			from := fmt.Sprintf("for --pp %d", c.PP)
+			r.settings.Field("batch").SetInt(size.batch, from)
+			r.settings.Field("accumulate").SetInt(size.accumulate, from)
+			c.Uneven = size.uneven
+		}
+	}
+	if err := fits(c.Accumulate); err != nil {
+		return fmt.Errorf("train lm: --pp %d with --accumulate %d and --batch %d: %w", c.PP, c.Accumulate, c.Batch, err)
+	}
+	return nil
+}
