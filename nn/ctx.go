@@ -35,6 +35,8 @@ type pass struct {
 	// calls are the modules being run, outermost first. A panic leaves it as
 	// it was, which tells where it came from.
 	calls []any
+	// shards says that modules compute with what this rank has of parameters.
+	shards bool
 	// recomputing is set while a call is run for the second time.
 	recomputing bool
 	follows     sequence         // of carriers without one: the masks that they share
@@ -277,7 +279,7 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 	if t := c.pass.leaves[p]; t != nil {
 		return t
 	}
-	if p.whole != nil {
+	if p.whole != nil && !c.pass.shards {
 		panic(tensor.NewError("param", []*tensor.Tensor{p.data}, "this rank has a shard of the parameter, whose shape is %v: call the model by the strategy that has sharded it, such as parallel.FSDP", p.whole))
 	}
 	var sink tensor.Leaf
@@ -297,6 +299,11 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 // their turn: a leaf of the pass's tape whose gradient goes elsewhere, such as the whole of
 // a parameter of which p has a shard. It is for wrappers.
 func (c *Ctx) Bind(p *Parameter, t *tensor.Tensor) { c.pass.leaves[p] = t }
+
+// ReadShards makes [Ctx.Param] return what this rank has of a parameter of which it has a shard
+// (see [Parameter.SetWhole]). It is for wrappers whose modules compute with shards, as those of
+// tensor parallelism do.
+func (c *Ctx) ReadShards() { c.pass.shards = true }
 
 // HasLeaves reports whether [WithLeaves] takes the gradients of the pass elsewhere.
 func (c *Ctx) HasLeaves() bool { return c.pass.sink != nil }

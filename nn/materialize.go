@@ -19,6 +19,14 @@ import (
 // A wrapper that shards parameters has a function of its own, by which each rank
 // makes its part alone.
 func Materialize(model any, dev tensor.Device) error {
+	return materialize(model, Parameters(model), dev)
+}
+
+// MaterializeBuffers is [Materialize] of the buffers alone: for a wrapper that makes the parameters
+// itself, on each rank those that it has.
+func MaterializeBuffers(model any, dev tensor.Device) error { return materialize(model, nil, dev) }
+
+func materialize(model any, ps []*Parameter, dev tensor.Device) error {
 	if err := wantState(model); err != nil {
 		return err
 	}
@@ -31,7 +39,7 @@ func Materialize(model any, dev tensor.Device) error {
 		made[t] = tensor.On(dev).Empty(t.DType(), t.Shape()...)
 		into, from = append(into, made[t]), append(from, t)
 	}
-	ps, bs := Parameters(model), Buffers(model)
+	bs := Buffers(model)
 	for _, p := range ps {
 		add(p.data)
 	}

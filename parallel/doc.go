@@ -86,6 +86,7 @@
 //	shard_part.go       what a rank keeps of the full values within groups of neighbours
 //	shard_pass.go       when units are gathered, given up and reduced in a pass
 //	parallelize.go      Parallel: a model that is split over all axes of a mesh
+//	cut.go              what each rank holds of a parameter, its layout and its first values
 //	lay.go              how a parameter lies, and what each way to split a model is to Parallel
 //	split.go            the groups over which gradients are summed, by parameter
 //	plan.go             Plan: which module has which style of tensor parallelism; plan_roles.go

@@ -64,6 +64,7 @@ type FSDP struct {
 	sparse     []*nn.Parameter               `name:"-"` // which stay whole
 	rows       []*rowSync                    `name:"-"` // their gradients
 	numTrained int
+	shardDim   func(name string, shape []int) int
 	shared     []*bufferSync `name:"-"`
 	keep       bool          // full values stay until the backward pass is over
 	near       *mesh.Mesh    // has the neighbours with which this rank keeps parts; nil for none
@@ -169,7 +170,7 @@ func shardOver(ctx context.Context, model any, s *split, opts []FSDPOption, shar
 		opt(&o)
 	}
 	f := &FSDP{
-		Model: model, mesh: s.mesh, split: s, world: s.world, device: tensor.CPU(), keep: o.reshard == Never, sync: true, grace: abandonTime,
+		Model: model, mesh: s.mesh, shardDim: o.shardDim, split: s, world: s.world, device: tensor.CPU(), keep: o.reshard == Never, sync: true, grace: abandonTime,
 		unitOf: map[any]*shardUnit{}, paramOf: map[*nn.Parameter]*shardParam{}, outlines: map[bool][]outline{},
 		late: watchStragglers(s.world.group(), &ddpOptions{}),
 	}
@@ -317,11 +318,20 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 		s.fullDType = cmp.Or(o.gather, s.dtype)
 		s.gradDType = cmp.Or(o.reduce, s.fullDType)
 	}
-	s.dim = o.shardDim(s.name, slices.Clone(s.shape))
 	n := f.shards.Size()
-	switch {
-	case len(s.shape) == 0:
+	if len(s.shape) == 0 {
 		return nil, fmt.Errorf("%s has no dims, and cannot be cut: give it the shape [1]", s.name)
+	}
+	s.dim = f.dimOf(p)
+	if s.dim >= 0 && s.dim < len(s.shape) {
+		s.numPieces = f.split.lays[p].pieces(s.dim)
+	}
+	if s.numPieces > 1 { // each piece is cut
+		rows := s.shape[s.dim] / s.numPieces
+		s.shape = slices.Replace(s.shape, s.dim, s.dim+1, s.numPieces, rows)
+		s.dim++
+	}
+	switch {
 	case s.dim < 0 || s.dim >= len(s.shape):
 		return nil, fmt.Errorf("%s of shape %v cannot be cut along dim %d: WithShardDim chooses a dim from 0 to %d", s.name, s.shape, s.dim, len(s.shape)-1)
 	case s.dim != 0 && s.shape[s.dim]%n != 0:
@@ -350,21 +360,24 @@ func (u *shardUnit) shard() error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		start, rows := 0, 0
-		if len(boxes) > 0 {
-			start, rows = boxes[0].Start[s.dim], boxes[0].Shape[s.dim]
+		start := 0
+		if s.rows = 0; len(boxes) > 0 {
+			start, s.rows = boxes[0].Start[s.dim], boxes[0].Shape[s.dim]
 		}
 		old := s.param.Data()
-		s.data = s.chunk.Narrow(s.dim, 0, rows)
+		s.data = s.present(s.chunk, s.rows)
 		switch {
+		case s.device == tensor.Meta && s.numPieces > 1:
+			s.meta = old
+			s.data = tensor.New(tensor.Meta, s.dtype, s.data.Shape()...)
 		case s.device == tensor.Meta: // a view remembers how its elements are made
-			s.meta, s.data = old, old.Narrow(s.dim, start, rows)
-		case rows > 0:
-			s.data.CopyFrom(old.Narrow(s.dim, start, rows))
+			s.meta, s.data = old, old.Narrow(s.dim, start, s.rows)
+		case s.rows > 0:
+			s.chunk.Narrow(s.dim, 0, s.rows).CopyFrom(old.Reshape(s.shape...).Narrow(s.dim, start, s.rows))
 		}
 		s.param.SetData(s.data)
 		if u.f.shards.Size() > 1 {
-			s.param.SetWhole(s.shape)
+			s.param.SetWhole(s.present(s.base, s.shape[s.dim]).Shape())
 		}
 		s.param.SetGrad(nil)
 		s.param.SetGradBuffer(nil)
@@ -388,9 +401,39 @@ func (u *shardUnit) allocate() {
 	for _, s := range u.params {
 		s.base = tensor.On(s.device).Released(s.fullDType, s.padded...)
 		s.base.SetName(s.name)
-		s.full = s.base.Narrow(s.dim, 0, s.shape[s.dim])
+		s.full = s.present(s.base, s.shape[s.dim])
 		s.full.SetName(s.name)
 	}
+}
+
+// dimOf returns the dim along which a parameter is cut. If another axis has cut the chosen dim into
+// pieces that the ranks do not cut evenly, it is another dim that they do.
+func (f *FSDP) dimOf(p *nn.Parameter) int {
+	l := f.split.lays[p]
+	n := f.shards.Size()
+	chosen := f.shardDim(p.Name(), slices.Clone(l.shape))
+	even := func(d int) bool {
+		return d >= 0 && d < len(l.shape) && (l.pieces(d) == 1 || f.split.localDim(l, d)/l.pieces(d)%n == 0)
+	}
+	if chosen < 0 || chosen >= len(l.shape) || even(chosen) {
+		return chosen
+	}
+	for d := range l.shape {
+		if l.pieces(d) == 1 && f.split.localDim(l, d)%n == 0 {
+			return d
+		}
+	}
+	return chosen
+}
+
+// present returns the first n rows, along the dim that is cut, of what is laid out as base is, in
+// the shape that others see.
+func (s *shardParam) present(t *tensor.Tensor, n int) *tensor.Tensor {
+	t = t.Narrow(s.dim, 0, n)
+	if s.numPieces <= 1 {
+		return t
+	}
+	return t.Reshape(slices.Replace(t.Shape(), s.dim-1, s.dim+1, s.numPieces*n)...)
 }
 
 // forget drops a whole gradient that was kept under NoSync.
@@ -550,7 +593,7 @@ func (f *FSDP) NoSync(fn func() error) error {
 // Step runs the passes one after the other. Each of them reduces its gradients, so that no rank
 // holds whole ones between passes; run them under NoSync to reduce once.
 func (f *FSDP) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
-	return runPasses(ctx, f, microbatches, !f.sync)
+	return runPasses(ctx, f, microbatches, !f.sync, nil)
 }
 
 // ClipGradNorm sums the squares of this rank's shards over the ranks that have the others.

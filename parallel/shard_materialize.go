@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -26,7 +27,7 @@ func (f *FSDP) Materialize(ctx context.Context, dev tensor.Device) error {
 	}
 	err := f.compareOrigins(ctx)
 	if err == nil {
-		err = f.materialize(dev)
+		err = f.materialize(dev, f.fill)
 	}
 	if err != nil {
 		return fmt.Errorf("fsdp: materialize: %w", err)
@@ -49,10 +50,23 @@ func (f *FSDP) compareOrigins(ctx context.Context) error {
 			note(p.Name(), p.Data())
 		}
 	}
-	for _, b := range nn.Buffers(f.Model) {
-		note(b.Name(), b.Data)
+	noteBuffers(&text, f.Model)
+	return sameOrigins(ctx, f.world.group(), text.String())
+}
+
+// noteBuffers writes down how the values of buffers on tensor.Meta are made.
+func noteBuffers(text *strings.Builder, model any) {
+	for _, b := range nn.Buffers(model) {
+		if b.Data.Device() == tensor.Meta {
+			fmt.Fprintf(text, "%s from %s\n", b.Name(), b.Data.Origin())
+		}
 	}
-	rank, texts, err := firstDifference(ctx, f.world.group(), []byte(text.String()))
+}
+
+// sameOrigins returns the same error on every rank if the texts of the ranks, of how values are
+// made, differ.
+func sameOrigins(ctx context.Context, group *dist.Group, text string) error {
+	rank, texts, err := firstDifference(ctx, group, []byte(text))
 	if err != nil {
 		return fmt.Errorf("compare the models of the ranks: %w", err)
 	}
@@ -78,9 +92,20 @@ func firstOther(texts [2][]byte) (has [2]string) {
 	return has
 }
 
-// materialize is Materialize on this rank.
-func (f *FSDP) materialize(dev tensor.Device) (err error) {
+// fill makes the values of parameters that were on tensor.Meta: of each this rank's shard, or all
+// of what is not sharded.
+func (f *FSDP) fill(params []*nn.Parameter, into []*tensor.Tensor) error {
+	from := make([]*tensor.Tensor, len(params))
+	for i, p := range params {
+		from[i] = p.Data()
+	}
+	return tensor.Materialize(into, from)
+}
+
+// materialize is Materialize on this rank. fill makes the values of parameters.
+func (f *FSDP) materialize(dev tensor.Device, fill func(params []*nn.Parameter, into []*tensor.Tensor) error) (err error) {
 	var made []*shardParam
+	var params []*nn.Parameter
 	var into, from []*tensor.Tensor
 	undo := func() {
 		for i, s := range made {
@@ -104,7 +129,7 @@ func (f *FSDP) materialize(dev tensor.Device) (err error) {
 		case s.param.Data() != s.data:
 			return fmt.Errorf("SetData has given %s another tensor since FullyShard: write it after Materialize", s.name)
 		default:
-			made, from = append(made, s), append(from, s.data)
+			made, params, from = append(made, s), append(params, s.param), append(from, s.data)
 		}
 	}
 	for _, s := range made {
@@ -112,18 +137,25 @@ func (f *FSDP) materialize(dev tensor.Device) (err error) {
 	}
 	f.eachUnmade((*shardUnit).allocate)
 	for _, s := range made {
-		s.data = s.chunk.Narrow(s.dim, 0, s.data.Dim(s.dim))
+		s.data = s.local(s.chunk)
 		into = append(into, s.data)
 	}
-	if err := tensor.Materialize(into, from); err != nil {
+	for _, p := range f.sparse {
+		if d := p.Data(); d.Device() == tensor.Meta {
+			params, into = append(params, p), append(into, tensor.New(dev, d.DType(), d.Shape()...))
+		}
+	}
+	if err := fill(params, into); err != nil {
 		undo()
 		return err
 	}
+	for i, p := range params {
+		p.SetData(into[i])
+	}
 	for _, s := range made {
-		s.param.SetData(s.data)
 		s.meta = nil
 	}
-	if err := nn.Materialize(f.Model, dev); err != nil { // what is not sharded
+	if err := nn.MaterializeBuffers(f.Model, dev); err != nil {
 		return err
 	}
 	f.device = dev

@@ -149,15 +149,15 @@ func (s *shardParam) sketch(u *shardUnit) *shardParam {
 		return t
 	}
 	r := &shardParam{
-		name: s.name, unit: u, index: s.index, dim: s.dim, shape: s.shape, dtype: s.dtype, frozen: s.frozen,
+		name: s.name, unit: u, index: s.index, dim: s.dim, rows: s.rows, numPieces: s.numPieces, shape: s.shape, dtype: s.dtype, frozen: s.frozen,
 		fullDType: s.fullDType, gradDType: s.gradDType, padded: s.padded, chunkShape: s.chunkShape, device: tensor.Meta, mesh: s.mesh, sumAxis: s.sumAxis, sharded: s.sharded, owing: s.owing, whole: s.whole,
 		chunk: meta(s.dtype, s.chunkShape), base: meta(s.fullDType, s.padded),
 	}
 	if s.wire != nil {
 		r.wire = meta(s.fullDType, s.chunkShape)
 	}
-	r.data = r.chunk.Narrow(s.dim, 0, s.data.Dim(s.dim))
-	r.full = r.base.Narrow(s.dim, 0, s.shape[s.dim])
+	r.data = r.local(r.chunk)
+	r.full = r.present(r.base, s.shape[s.dim])
 	r.full.SetName(s.name)
 	r.base.Release()
 	r.param = nn.NewParameter(r.data)
@@ -167,16 +167,8 @@ func (s *shardParam) sketch(u *shardUnit) *shardParam {
 
 func (f *FSDP) forecast() forecast {
 	g := f.sketch()
-	local := func(p *nn.Parameter) []int {
-		l := f.Layout(p)
-		shape, err := mesh.LocalShape(l.Shape, f.mesh.Shape(), l.Placements, f.mesh.Coordinate())
-		if err != nil { // FullyShard has asked the same
-			return p.Data().Shape()
-		}
-		return shape
-	}
 	o := forecast{
-		model: f.Model, strategy: g, shape: local, whole: func(p *nn.Parameter) []int { return f.Layout(p).Shape },
+		model: f.Model, strategy: g, shape: whole, whole: func(p *nn.Parameter) []int { return f.Layout(p).Shape },
 		binds: func(p *nn.Parameter) bool { return g.paramOf[p] != nil },
 		begin: func(tape *tensor.Tape) {
 			g.plan.tape, g.plan.calls = tape, nil
@@ -192,7 +184,7 @@ func (f *FSDP) forecast() forecast {
 		o.calls = append(o.calls, broadcastOf(f.world.group(), s))
 	}
 	for _, s := range f.params {
-		padding := sizeOf(s.chunkShape, s.dtype) - sizeOf(local(s.param), s.dtype)
+		padding := sizeOf(s.chunkShape, s.dtype) - sizeOf(s.data.Shape(), s.dtype)
 		o.extra += padding
 		if s.wire != nil {
 			o.extra += sizeOf(s.chunkShape, s.fullDType)

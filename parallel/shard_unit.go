@@ -26,9 +26,14 @@ type shardParam struct {
 	unit   *shardUnit
 	index  int // among the parameters that are trained
 	dim    int // that is cut
+	rows   int // of data along dim
 	shape  []int
 	dtype  tensor.DType // of the shard
 	frozen bool
+
+	// Into how many pieces another axis has cut the dim before it cut each of them. With more than
+	// one, shape has a dim of this size before dim; see present.
+	numPieces int
 
 	// Of the full value and of what is reduced; dtype without mixed precision.
 	fullDType, gradDType tensor.DType
@@ -328,9 +333,8 @@ func (u *shardUnit) lendGrads() {
 			}
 			n := s.base.NumElems()
 			s.paddedGrad = flat.Narrow(0, offset, n).Reshape(s.padded...)
-			s.fullGrad = s.paddedGrad
+			s.fullGrad = s.present(s.paddedGrad, s.shape[s.dim])
 			if s.dim == 0 && s.padded[0] != s.shape[0] {
-				s.fullGrad = s.paddedGrad.Narrow(0, 0, s.shape[0])
 				s.paddedGrad.Narrow(0, s.shape[0], s.padded[0]-s.shape[0]).Fill(0)
 			}
 			s.fullGrad.SetName(s.name + ".grad")
@@ -471,12 +475,7 @@ func numElemsOf(shape []int) int {
 }
 
 // local returns the part of a padded shard that there is.
-func (s *shardParam) local(chunk *tensor.Tensor) *tensor.Tensor {
-	if n := s.data.Dim(s.dim); n != chunk.Dim(s.dim) {
-		return chunk.Narrow(s.dim, 0, n)
-	}
-	return chunk.Narrow(s.dim, 0, chunk.Dim(s.dim))
-}
+func (s *shardParam) local(chunk *tensor.Tensor) *tensor.Tensor { return s.present(chunk, s.rows) }
 
 // scattered waits for the sums over the ranks that have shards, gives the memory of the whole
 // gradients back, and begins to sum over the replicas.

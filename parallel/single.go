@@ -56,7 +56,7 @@ func (*Single) NoSync(fn func() error) error { return fn() }
 
 // Step runs the passes one after the other.
 func (s *Single) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
-	return runPasses(ctx, s, microbatches, true)
+	return runPasses(ctx, s, microbatches, true, nil)
 }
 
 // ClipGradNorm is optim.ClipGradNorm: this rank has all gradients.

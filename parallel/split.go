@@ -180,6 +180,19 @@ func (s *split) use(p *nn.Parameter, name string, frozen bool, fsdp mesh.Placeme
 	return use
 }
 
+// localDim returns the size of a dim of what this rank has of a parameter, before fsdp cuts it.
+func (s *split) localDim(l *lay, dim int) int {
+	var at []mesh.Placement
+	for _, a := range s.mesh.Axes() {
+		at = append(at, l.at[a.Name])
+	}
+	shape, err := mesh.LocalShape(l.shape, s.mesh.Shape(), at, s.mesh.Coordinate())
+	if err != nil { // Parallelize has checked the lay
+		return l.shape[dim]
+	}
+	return shape[dim]
+}
+
 // rows returns what sums the gradients by rows of sparse parameters.
 func (s *split) rows(by string, sparse []*nn.Parameter) []*rowSync {
 	var syncs []*rowSync

@@ -27,12 +27,15 @@ type Microbatch struct {
 // runPasses runs microbatches one after the other: forward and backward. The gradients of all
 // are averaged over the ranks with the last one if once is true, and else with each. It returns
 // the sum of the losses, in float64.
-func runPasses(ctx context.Context, s Strategy, microbatches []Microbatch, once bool) (loss *tensor.Tensor, err error) {
+//
+// within returns the carrier under which the loss runs; nil is the one that the microbatch makes.
+func runPasses(ctx context.Context, s Strategy, microbatches []Microbatch, once bool, within func(c *nn.Ctx) *nn.Ctx) (loss *tensor.Tensor, err error) {
 	if len(microbatches) == 0 {
 		return nil, errors.New("a step has no microbatches: it needs one at least")
 	}
+	share := 1 / float64(len(microbatches))
 	for i, m := range microbatches {
-		run := func() error { return m.run(ctx, &loss) }
+		run := func() error { return m.run(ctx, within, share, &loss) }
 		if once && i < len(microbatches)-1 {
 			err = s.NoSync(run)
 		} else {
@@ -45,12 +48,17 @@ func runPasses(ctx context.Context, s Strategy, microbatches []Microbatch, once 
 	return loss, nil
 }
 
-// run runs the pass and adds its loss to sum.
-func (m Microbatch) run(ctx context.Context, sum **tensor.Tensor) (err error) {
+// run runs the pass and adds its loss to sum. The losses that modules have added count by share: in
+// a step, they are a mean over its microbatches.
+func (m Microbatch) run(ctx context.Context, within func(c *nn.Ctx) *nn.Ctx, share float64, sum **tensor.Tensor) (err error) {
 	c := m.Carrier(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
-	loss := m.Loss(c)
+	in := c
+	if within != nil {
+		in = within(c)
+	}
+	loss := m.Loss(in)
 	if err := checkLoss(loss); err != nil {
 		return err
 	}
@@ -58,6 +66,9 @@ func (m Microbatch) run(ctx context.Context, sum **tensor.Tensor) (err error) {
 		*sum = tensor.New(loss.Device(), tensor.Float64)
 	}
 	(*sum).Axpy(1, loss.Detach().Reshape().To(tensor.Float64))
+	if added := c.AddedLoss(); added != nil {
+		loss = loss.Reshape().Add(added.MulScalar(share))
+	}
 	return loss.Backward(ctx)
 }
 
