@@ -114,7 +114,9 @@ type sharedCase struct {
 	ranks  []int
 	time   int
 	vocab  int
-	lost   bool // the loss is computed of the logits that each rank has
+	loss   *nn.CrossEntropyLoss
+	target int64 // that does not count; 0 is the usual
+	lost   bool  // the loss is computed of the logits that each rank has
 	around []nn.Interceptor
 	opts   []nn.CtxOption
 	off    float64 // largest relative difference of gradients; 0 is 2e-5
@@ -126,13 +128,23 @@ func (s *sharedCase) inputs() (ids, targets *tensor.Tensor) {
 	for i := range in {
 		in[i], out[i] = int64(i*i*7+i*3)%int64(s.vocab), int64(i*11+5)%int64(s.vocab)
 	}
-	out[1] = tensor.IgnoreIndex
+	if out[1] = s.target; s.target == 0 {
+		out[1] = tensor.IgnoreIndex
+	}
 	return tensor.FromInt64(in, batch, s.time), tensor.FromInt64(out, batch, s.time)
 }
 
-func (s *sharedCase) loss(c *nn.Ctx, m nn.Module) *tensor.Tensor {
+func (s *sharedCase) compute(c *nn.Ctx, m nn.Module) *tensor.Tensor {
 	ids, targets := s.inputs()
-	return c.CallN(&nn.CrossEntropyLoss{}, c.Call(m, ids), targets)[0]
+	loss := s.loss
+	if loss == nil {
+		loss = &nn.CrossEntropyLoss{}
+	}
+	l := c.CallN(loss, c.Call(m, ids), targets)[0]
+	if l.NumDims() > 0 { // no reduction
+		l = l.Mul(l.Tape().Const(tensor.Arange(tensor.CPU(), l.NumElems()).To(tensor.Float32).Reshape(l.Shape()...))).Sum()
+	}
+	return l
 }
 
 func (s *sharedCase) test(t *testing.T) {
@@ -145,7 +157,7 @@ func (s *sharedCase) test(t *testing.T) {
 		for _, i := range s.around {
 			c = c.With(i)
 		}
-		l := s.loss(c, alone)
+		l := s.compute(c, alone)
 		if err := l.Backward(t.Context()); err != nil {
 			return 0, err
 		}
@@ -183,7 +195,7 @@ func (s *sharedCase) test(t *testing.T) {
 					for _, p := range shared.params {
 						p.ZeroGrad()
 					}
-					got, err := shared.pass(ctx, func(c *nn.Ctx) *tensor.Tensor { return s.loss(c, m) }, s.generator()...)
+					got, err := shared.pass(ctx, func(c *nn.Ctx) *tensor.Tensor { return s.compute(c, m) }, s.generator()...)
 					if err != nil {
 						return fmt.Errorf("pass %d: %w", step, err)
 					}
@@ -268,6 +280,8 @@ var sharedCases = []sharedCase{
 	{name: "gpt, sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "gpt, uneven sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 7, vocab: 31},
 	{name: "gpt, untied", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), plan: gptPlan + "lm_head: column\n.: logits", ranks: []int{2}, time: 8, vocab: 31},
+	{name: "gpt, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 31, lost: true},
+	{name: "gpt, untied, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 33, Untied: true}), plan: gptPlan + "lm_head: column\n.: logits", config: wholeSequence, ranks: []int{3, 4}[1:], time: 8, vocab: 33, lost: true},
 	{name: "llama", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33},
 	{name: "llama, sequence", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 33},
 }

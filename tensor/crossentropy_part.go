@@ -66,10 +66,18 @@ func (p *ClassPart) empty(dtype DType, shape ...int) *Tensor {
 
 // Grad returns the gradient of the logits, [rows, classes] of their dtype, from that of the loss
 // of each row, g float32 [rows], and the log-sum-exp of all classes, lse float32 [rows].
-func (p *ClassPart) Grad(lse, g *Tensor) *Tensor {
+func (p *ClassPart) Grad(lse, g *Tensor) *Tensor { return p.grad(lse, g, p.ids) }
+
+// GradOfLSE is Grad of the log-sum-exp alone, without the targets' logits: g times the softmax.
+// It is 0 in rows that do not count.
+func (p *ClassPart) GradOfLSE(lse, g *Tensor) *Tensor {
+	return p.grad(lse, g, Where(p.ids.EqScalar(IgnoreIndex), p.ids, scalarOf(p.ids, -1)))
+}
+
+func (p *ClassPart) grad(lse, g, ids *Tensor) *Tensor {
 	dx := p.empty(p.logits.dtype, p.logits.shape...)
 	if p.logits.NumElems() > 0 {
-		fused(device.CrossEntropyGrad{}, dx, p.logits, lse.detach().Contiguous(), p.ids, g.detach().Contiguous())
+		fused(device.CrossEntropyGrad{}, dx, p.logits, lse.detach().Contiguous(), ids, g.detach().Contiguous())
 	}
 	return dx
 }
