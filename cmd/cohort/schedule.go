@@ -38,11 +38,11 @@ on which microbatch: F is a forward pass, B a backward pass, I and W are its par
 for the input and for the weights. A rank with several stages has the stage before
 the letter. Below the chart are the time of the step, the bubble (the part of the
 ranks' time in which they wait), and the most activations that each rank holds:
-forward passes of a stage whose backward passes are not at their end.
+forward passes whose backward passes are not at their end.
 
-The times are those of all layers of a rank for one microbatch; a stage of a rank
-with two stages takes half of them. A whole backward pass takes --input and
---weight together.`,
+All numbers are in units of a rank. The times are those of all layers of a rank
+for one microbatch; if the rank has two stages, each takes half of them, and holds
+half of the activations. A whole backward pass takes --input and --weight together.`,
 		Example: `  cohort schedule --name 1f1b --ranks 4 --microbatches 8
   cohort schedule --name zbv --ranks 4 --microbatches 8 --svg zbv.svg
   cohort schedule --name all --ranks 8 --microbatches 64 --delay 100us`,
@@ -101,7 +101,8 @@ type played struct {
 	Microbatches int     `json:"microbatches"`
 	StepMicros   float64 `json:"step_us"`
 	Bubble       float64 `json:"bubble"`
-	Activations  []int   `json:"activations"` // by rank
+	// Activations are the most that a rank holds of all its layers, by rank.
+	Activations []float64 `json:"activations"`
 
 	schedule *schedule.Schedule
 	step     *schedule.Simulation
@@ -133,9 +134,13 @@ func (s *pipelineStep) play(name string) (*played, error) {
 	if err != nil {
 		return nil, err
 	}
+	held := make([]float64, 0, s.ranks)
+	for _, n := range step.Activations {
+		held = append(held, float64(n*s.ranks)/float64(plan.NumStages))
+	}
 	return &played{
 		Schedule: name, Ranks: s.ranks, Stages: plan.NumStages, Microbatches: s.microbatches,
-		StepMicros: float64(step.Time) / 1e3, Bubble: step.Bubble, Activations: step.Activations,
+		StepMicros: float64(step.Time) / 1e3, Bubble: step.Bubble, Activations: held,
 		schedule: plan, step: step,
 	}, nil
 }
@@ -162,8 +167,8 @@ func (s *pipelineStep) show(out io.Writer, width int) error {
 		}
 	}
 	held := fmt.Sprint(p.Activations)
-	if most := slices.Max(p.Activations); len(p.Activations) > 16 {
-		held = fmt.Sprintf("at most %d", most)
+	if most := slices.Max(p.Activations); p.Ranks > 16 {
+		held = fmt.Sprintf("at most %.4g", most)
 	}
 	_, err = fmt.Fprintf(out, "%s: step %v  bubble %.1f %%  activations by rank %s\n", s.name, p.step.Time.Round(time.Microsecond), 100*p.Bubble, held)
 	return err
@@ -191,8 +196,7 @@ func (p *played) writeSVG(path string) error {
 	return nil
 }
 
-// compare prints the numbers of the step under each schedule. The activations are in units
-// of all layers of a rank.
+// compare prints the numbers of the step under each schedule.
 func (s *pipelineStep) compare(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	if !s.asJSON {
@@ -214,8 +218,7 @@ func (s *pipelineStep) compare(out io.Writer) error {
 				return err
 			}
 		default:
-			held := float64(slices.Max(p.Activations)*p.Ranks) / float64(p.Stages)
-			fmt.Fprintf(w, "%s\t%d\t%v\t%.1f %%\t%.3g\n", name, p.Stages, p.step.Time.Round(time.Microsecond), 100*p.Bubble, held)
+			fmt.Fprintf(w, "%s\t%d\t%v\t%.1f %%\t%.4g\n", name, p.Stages, p.step.Time.Round(time.Microsecond), 100*p.Bubble, slices.Max(p.Activations))
 		}
 		numPlayed++
 	}

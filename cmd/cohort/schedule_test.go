@@ -21,7 +21,7 @@ rank 1 ·  F0 B0 == F1 B1 == ·  ·
 		{"--ranks 2 --microbatches 2 --name zbv --forward 2ms --input 2ms --weight 2ms", `rank 0 0F0 0F1 ·   3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 ·   0I1 0W1
 rank 1 ·   1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1 ·
 
-zbv: step 14ms  bubble 14.3 %  activations by rank [3 4]
+zbv: step 14ms  bubble 14.3 %  activations by rank [1.5 2]
 `},
 		{"--ranks 2 --microbatches 2 --delay 1ms --json", `{"schedule":"1f1b","ranks":2,"stages":2,"microbatches":2,"step_us":11000,"bubble":0.4545454545454546,"activations":[2,1]}
 `},
@@ -46,6 +46,28 @@ dualpipev       -       -       -       -
 	}
 }
 
+// TestSchedulePictures: the images of docs/pipeline.md are what the command draws.
+func TestSchedulePictures(t *testing.T) {
+	pictures, err := filepath.Glob(filepath.Join("..", "..", "docs", "schedule-*.svg"))
+	if err != nil || len(pictures) < 5 {
+		t.Fatalf("%v, pictures %v", err, pictures)
+	}
+	for _, picture := range pictures {
+		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(picture), "schedule-"), ".svg")
+		file := filepath.Join(t.TempDir(), "chart.svg")
+		if code, _, errs := cohort("schedule", "--name", name, "--svg", file); code != 0 {
+			t.Fatal(errs)
+		}
+		drawn, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if shown, err := os.ReadFile(picture); err != nil || string(shown) != string(drawn) {
+			t.Errorf("%s is not what is drawn (%v): go run ./cmd/cohort schedule --name %s --svg docs/schedule-%s.svg", picture, err, name, name)
+		}
+	}
+}
+
 // TestScheduleSVG: the image goes into the file, and the numbers to the terminal.
 func TestScheduleSVG(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "chart.svg")
@@ -55,7 +77,7 @@ func TestScheduleSVG(t *testing.T) {
 	}
 	var numbers struct {
 		Bubble      float64
-		Activations []int
+		Activations []float64
 	}
 	if err := json.Unmarshal([]byte(out), &numbers); err != nil || numbers.Bubble <= 0 || len(numbers.Activations) != 4 {
 		t.Errorf("%v: %s", err, out)

@@ -24,6 +24,7 @@ func TestPartition(t *testing.T) {
 		{[]int{5, 1, 1, 1, 1, 1}, 2, []int{0, 1}, 5},
 		{[]int{1, 1, 1, 1, 1, 5}, 2, []int{0, 5}, 5},
 		{[]int{0, 0, 0}, 3, []int{0, 1, 2}, 0},
+		{[]int{2, 5, 5, 5, 9}, 3, []int{0, 2, 4}, 10},
 		{[]int{7}, 1, []int{0}, 7},
 	} {
 		starts, most, err := Partition(c.costs, c.stages)
