@@ -80,15 +80,13 @@ func (a *AttentionBlocks) Backward(b AttentionBlock, g, out, lse, q, k, v *Tenso
 func blockOperand(t *Tensor) *Tensor { return t.detach().denseHeads() }
 
 // AttentionSums is the merged result of the blocks that have been added: float32 [batch,
-// time, heads, dim], and its log-sum-exps [batch, heads, time].
+// time, heads, dim], and its log-sum-exps [batch, heads, time]. Both are contiguous.
 type AttentionSums struct{ Out, LSE *Tensor }
 
-// NewAttentionSums returns the attention of queries that are shaped like q to no keys.
-func NewAttentionSums(q *Tensor) AttentionSums {
-	s := AttentionSums{
-		New(q.Device(), Float32, q.shape...),
-		New(q.Device(), Float32, q.shape[0], q.shape[2], q.shape[1]),
-	}
+// NewAttentionSums makes tensors the attention to no keys: zeros, and sums of nothing.
+func NewAttentionSums(out, lse *Tensor) AttentionSums {
+	s := AttentionSums{out.detach(), lse.detach()}
+	s.Out.Fill(0)
 	s.LSE.Fill(math.Inf(-1))
 	return s
 }

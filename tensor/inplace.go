@@ -49,6 +49,27 @@ func (t *Tensor) Axpy(alpha float64, x *Tensor) {
 	t.Device().Axpy(t.array(), alpha, x.array())
 }
 
+// AddAt adds x, of float32 or bfloat16, to the indices of a dim from first on. t is contiguous
+// float32, and x is under no tape.
+func (t *Tensor) AddAt(dim, first int, x *Tensor) {
+	present("add at", t, x)
+	t.wantDType("add at", Float32)
+	d := dimIndex("add at", t, dim)
+	shape := t.Shape()
+	if len(x.shape) == len(shape) {
+		shape[d] = x.shape[d]
+	}
+	if !slices.Equal(shape, x.shape) || first < 0 || first+x.shape[d] > t.shape[d] || !t.IsContiguous() {
+		fail("add at", []*Tensor{t, x}, "wants a part of dim %d, from index %d on, of a contiguous tensor", d, first)
+	}
+	t.storage.version++
+	if wide := x.To(Float32).Contiguous(); wide != x {
+		defer wide.Free()
+		x = wide
+	}
+	fused(device.AddRegion{Dim: d, Start: first}, t.detach(), x)
+}
+
 // Scale multiplies every element of a contiguous tensor by s, which must be
 // whole where the elements are.
 func (t *Tensor) Scale(s float64) {
