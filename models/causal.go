@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// CausalLM is a model that names the token after each token: a [GPT] or a
-// [Llama].
+// CausalLM is a model that names the token after each token: a [GPT], a [Llama] or a
+// [MoETransformer].
 type CausalLM interface {
 	Pretrained
 	// Vocab is the number of tokens that it knows, Context how many it takes at
@@ -52,6 +52,18 @@ func (*Llama) IsBlock(module any) bool { _, ok := module.(*LlamaBlock); return o
 
 // LoRATargets are the projections to queries and values.
 func (*Llama) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
+
+// Vocab is the number of tokens that the model knows.
+func (m *MoETransformer) Vocab() int { return m.Config.Vocab }
+
+// Context is how many tokens it takes at once.
+func (m *MoETransformer) Context() int { return m.Config.Context }
+
+// IsBlock says whether a module is one of the layers.
+func (*MoETransformer) IsBlock(module any) bool { _, ok := module.(*MoEBlock); return ok }
+
+// LoRATargets are the projections to queries and values.
+func (*MoETransformer) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
 
 // WithLoRA returns the model that a LoRA of m computes, for what wants to know
 // more of a model than a LoRA does: how many tokens it takes.

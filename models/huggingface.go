@@ -205,6 +205,13 @@ func parsePretrained(config []byte) (*parsed, error) {
 			build: func(b *nn.Build) Pretrained { return NewLlama(b, g) }, rename: (*Llama)(nil).fromHuggingFace,
 			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
 		}
+	case moeType:
+		var g MoEConfig
+		g, err = parseMoE(&c)
+		p = &parsed{
+			build: func(b *nn.Build) Pretrained { return NewMoETransformer(b, g) }, rename: (*MoETransformer)(nil).fromHuggingFace,
+			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
+		}
 	case "bert":
 		g := new(BERTConfig)
 		*g, err = parseBERT(&c)
@@ -213,7 +220,7 @@ func parsePretrained(config []byte) (*parsed, error) {
 			table: "bert.embeddings.word_embeddings.weight", output: "cls.predictions.decoder.weight", tied: !g.Untied, untie: func() { g.Untied = true }, headed: c.has("architectures") && !g.Headless,
 		}
 	default:
-		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral and bert", kind)
+		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral, bert and %s", kind, moeType)
 	}
 	if err != nil {
 		return nil, err

@@ -104,27 +104,33 @@ func (p *huggingFaceRoPE) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*plain)(p))
 }
 
-// HuggingFaceConfig returns the config.json that makes Hugging Face tools open
-// the model's weights as a Llama or, where it has a window, as a Mistral.
-func (m *Llama) HuggingFaceConfig() ([]byte, error) {
-	g := m.Config
+// huggingFaceOf returns the config.json of a model with such sizes, whose norms have an epsilon.
+func huggingFaceOf(g LlamaConfig, epsilon float64) huggingFaceLlama {
 	base := cmp.Or(g.RoPE.Base, 10_000)
 	hf := huggingFaceLlama{
 		Architectures: []string{"LlamaForCausalLM"}, ModelType: "llama", TorchDType: "float32", Activation: cmp.Or(g.Activation, "silu"),
 		Vocab: g.Vocab, Context: g.Context, Width: g.Width, Hidden: g.Hidden, Layers: g.Layers, Heads: g.Heads, KeyHeads: g.KeyHeads,
-		HeadDim: g.headDim(), Epsilon: m.Model.Norm.Eps, Tied: g.Tied, AttentionBias: g.AttentionBias, MLPBias: g.MLPBias, Base: &base,
-	}
-	if g.Window != 0 {
-		if g.AttentionBias || g.MLPBias {
-			return nil, fmt.Errorf("models: a Llama with a window of %d tokens and biases is no model that Hugging Face's tools know", g.Window)
-		}
-		hf.Architectures, hf.ModelType, hf.Window = []string{"MistralForCausalLM"}, "mistral", &g.Window
+		HeadDim: g.headDim(), Epsilon: epsilon, Tied: g.Tied, AttentionBias: g.AttentionBias, MLPBias: g.MLPBias, Base: &base,
 	}
 	if s := g.RoPE.Scaling; s != nil {
 		hf.Scaling = &huggingFaceRoPE{Type: "llama3", Factor: s.Factor, LowFactor: s.LowFactor, HighFactor: s.HighFactor, Context: s.Context}
 		if s.HighFactor == 0 {
 			hf.Scaling = &huggingFaceRoPE{Type: "linear", Factor: s.Factor}
 		}
+	}
+	return hf
+}
+
+// HuggingFaceConfig returns the config.json that makes Hugging Face tools open
+// the model's weights as a Llama or, where it has a window, as a Mistral.
+func (m *Llama) HuggingFaceConfig() ([]byte, error) {
+	g := m.Config
+	hf := huggingFaceOf(g, m.Model.Norm.Eps)
+	if g.Window != 0 {
+		if g.AttentionBias || g.MLPBias {
+			return nil, fmt.Errorf("models: a Llama with a window of %d tokens and biases is no model that Hugging Face's tools know", g.Window)
+		}
+		hf.Architectures, hf.ModelType, hf.Window = []string{"MistralForCausalLM"}, "mistral", &g.Window
 	}
 	return json.MarshalIndent(hf, "", "  ")
 }
@@ -160,6 +166,11 @@ func parseLlama(c *configuration) (LlamaConfig, error) {
 	if err := c.decode(known, &hf); err != nil {
 		return LlamaConfig{}, err
 	}
+	return hf.sizes()
+}
+
+// sizes returns what a config.json says that was read.
+func (hf *huggingFaceLlama) sizes() (LlamaConfig, error) {
 	if hf.Epsilon <= 0 {
 		return LlamaConfig{}, fmt.Errorf("models: config.json wants rms_norm_eps %v, which must be positive", hf.Epsilon)
 	}

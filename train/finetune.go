@@ -48,6 +48,8 @@ func kindOf(m models.Pretrained) string {
 		return "gpt2"
 	case *models.Llama:
 		return "llama"
+	case *models.MoETransformer:
+		return "moe"
 	}
 	return fmt.Sprintf("%T", m)
 }
@@ -481,7 +483,10 @@ func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *c
 // newModel builds a model of the settings' sizes for a vocabulary: a small text may not have
 // as many pairs worth an entry as the settings say.
 func (c LMConfig) newModel(b *nn.Build, vocab int) models.CausalLM {
-	if c.Model == "llama" {
+	switch {
+	case c.Experts > 0:
+		return models.NewMoETransformer(b, c.mixture(vocab))
+	case c.Model == "llama":
 		return models.NewLlama(b, c.llama(vocab))
 	}
 	size := c.model()
@@ -499,9 +504,24 @@ func (c LMConfig) llama(vocab int) models.LlamaConfig {
 	}
 }
 
+// nameOf names the kind of a model for people.
+func nameOf(m models.CausalLM) string {
+	switch m := m.(type) {
+	case *models.Llama:
+		return "Llama"
+	case *models.MoETransformer:
+		text := fmt.Sprintf("mixture of %d experts, %d active", m.Config.Experts, m.Config.Active)
+		if m.Config.SharedHidden > 0 {
+			text += " and a shared one"
+		}
+		return text
+	}
+	return "GPT"
+}
+
 // describeModel returns what is trained, for people.
 func (r *lmRun) describeModel() string {
-	kind := map[string]string{"gpt2": "GPT", "llama": "Llama"}[kindOf(r.base)]
+	kind := nameOf(r.base)
 	if r.cfg.InitFrom == "" {
 		return fmt.Sprintf("%s, %d %s of width %d, %d tokens of context, %d BPE tokens",
 			kind, r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.base.Vocab())

@@ -53,13 +53,16 @@ func DefaultLM() LMConfig {
 		LR: 7e-3, WeightDecay: 0.1, Beta2: 0.95, Warmup: 0.05, LRFloor: 0.02,
 		EvalTokens: 1 << 16, SampleTokens: 200,
 	}
-	c.Batch, c.Clip, c.EvalEvery, c.SaveEvery = 4, 1, 1000, 1000
+	c.Batch, c.Clip, c.EvalEvery, c.SaveEvery, c.Balance = 4, 1, 1000, 1000, 0.01
 	return c
 }
 
 // Validate reports the first setting that makes no sense, and what would.
 func (c LMConfig) Validate() error {
 	if err := c.validate("lm"); err != nil {
+		return err
+	}
+	if err := c.validateExperts(); err != nil {
 		return err
 	}
 	if err := c.validateSplit(); err != nil {
@@ -95,7 +98,10 @@ func (c LMConfig) Validate() error {
 	if c.Width > 0 && c.Heads > 0 && c.Width%c.Heads != 0 {
 		return fmt.Errorf("train lm: --width is %d and --heads %d: the width must be a multiple of its heads, and %d %% %d = %d", c.Width, c.Heads, c.Width, c.Heads, c.Width%c.Heads)
 	}
-	if c.Model == "llama" {
+	switch {
+	case c.Experts > 0:
+		return c.mixture(c.Vocab).Validate()
+	case c.Model == "llama":
 		return c.llama(c.Vocab).Validate()
 	}
 	return c.model().Validate()

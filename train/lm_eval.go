@@ -71,7 +71,7 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	loss := sum.nats / float64(sum.tokens)
 	return EvalResult{
 		notes: result.notes,
-		Model: fmt.Sprintf("%s, %d parameters, %d tokens at once", map[string]string{"gpt2": "GPT", "llama": "Llama"}[kindOf(m)], nn.NumParams(m), o.Context),
+		Model: fmt.Sprintf("%s, %d parameters, %d tokens at once", nameOf(m), nn.NumParams(m), o.Context),
 		Data:  name, Samples: sum.tokens, Unit: "tokens",
 		Metrics: Metrics{
 			{Name: "loss", Value: loss, Unit: "nats a token"},

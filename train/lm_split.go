@@ -102,6 +102,8 @@ func sizesOf(m models.CausalLM) modelSizes {
 		return modelSizes{m.Config.Heads, m.Config.Heads, m.Config.Layers, 0}
 	case *models.Llama:
 		return modelSizes{m.Config.Heads, m.Config.KeyHeads, m.Config.Layers, 0}
+	case *models.MoETransformer:
+		return modelSizes{m.Config.Heads, m.Config.KeyHeads, m.Config.Layers, m.Config.Experts}
 	}
 	return modelSizes{}
 }
