@@ -184,11 +184,13 @@ func GroupedLinear(x, weight, bias, counts *Tensor) *Tensor {
 			b.give(0, b.groupedProduct(g, weight.Transpose(1, 2), counts, x.dtype))
 		}
 		if b.needs(1) {
-			if dst, beta, ok := b.direct(1); ok {
-				fused(device.GroupedWeightGrad{Beta: beta}, dst, g, x, counts)
-			} else {
-				b.give(1, groupedOuter(g, x, counts, weight.dtype))
-			}
+			b.later(1, []*Tensor{x, g, counts}, func(b *backprop, to int) {
+				if dst, beta, ok := b.directTo(to); ok {
+					fused(device.GroupedWeightGrad{Beta: beta}, dst, g, x, counts)
+				} else {
+					b.giveTo(to, groupedOuter(g, x, counts, weight.dtype))
+				}
+			})
 		}
 		if bias != nil && b.needs(2) {
 			b.give(2, groupSums(g, counts))

@@ -151,6 +151,14 @@ func (tp *Tape) Adopt(t *Tensor) *Tensor {
 // communicate and then say what came of it ([Record]) work with it.
 func (t *Tensor) Untracked() *Tensor { return t.detach() }
 
+// New returns zeros under the tape, which frees them. It is for wrappers, which write the
+// result of an operation of theirs there, or a gradient; see [Record].
+func (tp *Tape) New(dev Device, dtype DType, shape ...int) *Tensor {
+	t := alloc(tp, dev, dtype, shape, false)
+	t.Fill(0)
+	return t
+}
+
 // BeforeBackward registers fn to run at the start of every backward pass over
 // the tape, before any gradient is written. Wrappers get ready there; an error
 // ends the pass.
