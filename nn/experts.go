@@ -38,15 +38,6 @@ func NewExperts(b *Build, width, hidden, numExperts int) *Experts {
 	}
 }
 
-// NumExperts returns how many experts there are: on all ranks, where each rank has some of
-// them.
-func (e *Experts) NumExperts() int {
-	if whole := e.Down.Whole(); whole != nil {
-		return whole[0]
-	}
-	return e.Down.Data().Dim(0)
-}
-
 // ForwardN takes x [tokens, width], float32 weights [tokens, k] and int64 chosen [tokens, k],
 // and returns one tensor like x: the weighted sum of what the chosen experts make of each
 // token. The choice -1 is no expert. weights may be nil for ones.

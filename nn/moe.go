@@ -106,7 +106,8 @@ func (m *MoE) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 	logits := c.Call(m.Gate, x).To(tensor.Float32)
 	weights, chosen, scores := m.route(c, logits)
 	m.balance(c, logits, scores, chosen)
-	if limit := m.limit(x.Dim(0)); limit >= 0 {
+	if m.Options.Capacity != 0 {
+		limit := ExpertCapacity(m.Options.Capacity, x.Dim(0), m.NumActive, logits.Dim(1))
 		chosen = tensor.LimitGroups(chosen, logits.Dim(1), limit)
 	}
 	if low := c.Tape().Autocast(); low != 0 {
@@ -150,14 +151,6 @@ func (m *MoE) route(c *Ctx, logits *tensor.Tensor) (weights, chosen, scores *ten
 	return weights, chosen, scores
 }
 
-// limit returns how many of a number of tokens an expert takes, -1 for all.
-func (m *MoE) limit(tokens int) int {
-	if m.Options.Capacity == 0 {
-		return -1
-	}
-	return ExpertCapacity(m.Options.Capacity, tokens, m.NumActive, m.Experts.NumExperts())
-}
-
 // ExpertCapacity returns how many of a pass's tokens an expert takes under a factor of
 // [MoEOptions].Capacity.
 func ExpertCapacity(factor float64, tokens, numActive, numExperts int) int {
@@ -178,7 +171,7 @@ func (m *MoE) balance(c *Ctx, logits, scores, chosen *tensor.Tensor) {
 		m.count(c, load)
 	}
 	load = c.Call(&ExpertLoad{}, load)
-	choices := load.Sum() // active · tokens
+	choices := load.Sum().Clamp(1, math.Inf(1)) // active · tokens; a rank may have none
 	if o.Balance != 0 {
 		probs := scores
 		if o.Sigmoid {
