@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -59,6 +60,8 @@ type expertTest struct {
 	options                nn.MoEOptions
 	batch                  func(rank int) (ids, targets *tensor.Tensor) // of a rank
 	around                 nn.Interceptor                               // nil for none
+	change                 func(m *mixture)                             // of the first values, nil for none
+	sum                    bool                                         // of the losses of the samples, not their mean
 	low                    bool
 }
 
@@ -68,7 +71,11 @@ func drawn(n int) func(rank int) (ids, targets *tensor.Tensor) {
 }
 
 func (e expertTest) model(seed int64) *mixture {
-	return newMixture(seed, e.experts, e.active, e.biased, e.options)
+	m := newMixture(seed, e.experts, e.active, e.biased, e.options)
+	if e.change != nil {
+		e.change(m)
+	}
+	return m
 }
 
 func (e expertTest) carrier(ctx context.Context) *nn.Ctx {
@@ -86,7 +93,11 @@ func (e expertTest) carrier(ctx context.Context) *nn.Ctx {
 // loss is that of a rank's batch, which the ranks' mean is made of.
 func (e expertTest) loss(c *nn.Ctx, m nn.Module, rank int) *tensor.Tensor {
 	ids, targets := e.batch(rank)
-	return tensor.CrossEntropy(c.Call(m, ids), targets)
+	var o tensor.CrossEntropyOptions
+	if e.sum {
+		o.Reduction = tensor.ReduceSum
+	}
+	return tensor.CrossEntropy(c.Call(m, ids), targets, o)
 }
 
 // withAdded adds the losses of modules.
@@ -191,24 +202,47 @@ func (e expertTest) compare(t *testing.T, ep int, tolerance float64) {
 		if err := withAdded(c, loss).Backward(ctx); err != nil {
 			return err
 		}
-		mine := map[string][]float32{}
+		got := gradients(m)
 		for _, q := range nn.Parameters(m) {
-			w := want[q.Name()]
-			if n := q.Data().NumElems(); p.lays[q].at[expertAxis] != (mesh.Placement{}) {
-				per := p.lays[q].shape[0]
-				chunk := (per + ep - 1) / ep * (len(w) / per)
-				w = w[g.Rank()%ep*chunk:][:n]
+			w, scale := want[q.Name()], 0.0
+			for _, v := range w {
+				scale = max(scale, abs(v))
 			}
-			mine[q.Name()] = w
-		}
-		if off, where := difference(t, gradients(m), mine); !(off <= tolerance*10) {
-			t.Errorf("rank %d: the gradient of %s differs by %.1e of its largest element", g.Rank(), where, off)
+			if n := q.Data().NumElems(); p.lays[q].at[expertAxis] != (mesh.Placement{}) {
+				num := p.lays[q].shape[0]
+				w = w[g.Rank()%ep*((num+ep-1)/ep)*(len(w)/num):][:n]
+			}
+			if len(got[q.Name()]) != len(w) {
+				t.Errorf("rank %d: the gradient of %s has %d elements, want %d", g.Rank(), q.Name(), len(got[q.Name()]), len(w))
+				continue
+			}
+			for i, v := range got[q.Name()] {
+				if !(abs(v-w[i]) <= 10*tolerance*scale) {
+					t.Errorf("rank %d: element %d of the gradient of %s is %v, on one rank %v", g.Rank(), i, q.Name(), v, w[i])
+					break
+				}
+			}
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// noSamples gives samples to rank 0 alone.
+func noSamples(rank int) (ids, targets *tensor.Tensor) {
+	if rank > 0 {
+		return tensor.New(tensor.CPU(), tensor.Int64, 0), tensor.New(tensor.CPU(), tensor.Int64, 0)
+	}
+	return drawn(9)(rank)
+}
+
+// oneFavourite makes every token choose expert 1, and then expert 0.
+func oneFavourite(m *mixture) {
+	m.Norm.Bias.Data().Fill(3) // so that the sum of a token's features is positive
+	m.First.Gate.Weight.Data().Narrow(0, 1, 1).Fill(2)
+	m.First.Gate.Weight.Data().Narrow(0, 0, 1).Fill(1)
 }
 
 // TestExpertParallelIsOneRank: losses and gradients, by name, of experts on several ranks.
@@ -225,6 +259,9 @@ func TestExpertParallelIsOneRank(t *testing.T) {
 		"uneven":        {ranks: 2, experts: 5, active: 2, batch: drawn(9)},
 		"recomputed":    {ranks: 2, experts: 4, active: 2, batch: drawn(9), around: recomputed, options: nn.MoEOptions{Balance: 0.1}},
 		"two of four":   {ranks: 4, experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
+		"no samples":    {ranks: 2, experts: 4, active: 2, batch: noSamples, sum: true, options: nn.MoEOptions{Balance: 0.1, Z: 0.1, Capacity: 1.5}},
+		"one favourite": {ranks: 2, experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}, change: oneFavourite},
+		"nobody's rank": {ranks: 2, experts: 4, active: 2, batch: drawn(9), change: oneFavourite},
 		"empty experts": {ranks: 2, experts: 16, active: 1, batch: drawn(2), options: nn.MoEOptions{Unnormalized: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,5 +271,30 @@ func TestExpertParallelIsOneRank(t *testing.T) {
 			}
 			e.compare(t, ep, 1e-6)
 		})
+	}
+}
+
+// TestExpertParallelInBFloat16: rows travel in bfloat16, and round as on one rank.
+func TestExpertParallelInBFloat16(t *testing.T) {
+	e := expertTest{ranks: 2, experts: 4, active: 2, batch: drawn(16), low: true, options: nn.MoEOptions{Balance: 0.1}}
+	e.compare(t, 2, 2e-3)
+}
+
+// TestExpertParallelRefuses: what cannot be split is an error before anything is sent.
+func TestExpertParallelRefuses(t *testing.T) {
+	err := spawn(t, 4, func(ctx context.Context, g *dist.Group) error {
+		for want, model := range map[string]any{
+			"the model has no experts (nn.Experts) to split":                                             newToy(1, width),
+			"first.experts has 6 experts for 4 ranks: ⌈6/4⌉ = 2 experts a rank leave the last rank none": newMixture(1, 6, 2, false, nn.MoEOptions{}),
+			"first.experts has 3 experts for 4 ranks: ⌈3/4⌉ = 1 experts a rank":                          newMixture(1, 3, 2, false, nn.MoEOptions{}),
+		} {
+			if _, err := splitExperts(ctx, g, model, 4); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
