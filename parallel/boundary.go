@@ -180,6 +180,7 @@ type tensorPass struct {
 	crossed map[crossing]*tensor.Tensor
 	tokens  []int // how many tokens sequences have that ranks share
 	classes int   // of the logits that were left cut, 0 for none
+	inHeads int   // calls of attention modules under way that ranks share by heads
 }
 
 // passOf returns the pass over a tape, and makes it at first.
@@ -195,8 +196,10 @@ func (t *tensorParallel) passOf(tape *tensor.Tape) *tensorPass {
 
 // share notes that a sequence of n tokens is shared by the ranks.
 func (p *tensorPass) share(c *nn.Ctx, b boundary, n int) {
-	if n < p.t.size {
-		c.Fail(fmt.Errorf("tensor parallel: %s: the ranks of axis tp share the sequence, and %d tokens are fewer than %d ranks: use longer sequences, or TPConfig.WholeSequence", b.who, n, p.t.size))
+	if _, last := p.t.partOf(p.t.size-1, n); last == 0 {
+		_, each := p.t.partOf(0, n)
+		c.Fail(fmt.Errorf("tensor parallel: %s: the %d ranks of axis tp share the sequence, and the last has none of its %d tokens: %d ranks of %d tokens have all: use longer sequences, or set TPConfig.WholeSequence",
+			b.who, p.t.size, n, (n+max(each, 1)-1)/max(each, 1), each))
 	}
 	if !slices.Contains(p.tokens, n) {
 		p.tokens = append(p.tokens, n)

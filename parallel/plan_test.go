@@ -157,7 +157,7 @@ func TestPlanDoesNotFit(t *testing.T) {
 func FuzzPlan(f *testing.F) {
 	f.Add("h.*.attn.c_attn: column packed 3 in 12 # heads\n.: logits\n")
 	f.Add("a: input 1 from sequence to copy\nb.c: shard 2 packed 3 in 4\r\n\x00: row")
-	f.Add(gptPlan + llamaPlan)
+	f.Add(encoderPlan)
 	f.Fuzz(func(t *testing.T, text string) {
 		plan, err := ParsePlan(text)
 		if err != nil {

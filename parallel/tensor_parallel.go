@@ -179,8 +179,15 @@ func (t *tensorParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor
 	}
 	r := t.roles[module]
 	if r == nil {
-		if loss, ok := module.(*nn.CrossEntropyLoss); ok {
-			return t.crossEntropy(c, loss, x, next)
+		switch m := module.(type) {
+		case *nn.CrossEntropyLoss:
+			return t.crossEntropy(c, m, x, next)
+		case *nn.Dropout:
+			t.wantRule(c, m.P, x, styleSequence+" or "+styleCut)
+		case *nn.DotProductAttention:
+			if t.passOf(c.Tape()).inHeads == 0 {
+				t.wantRule(c, m.Dropout, x, styleHeads)
+			}
 		}
 		return next(c, x)
 	}
@@ -251,7 +258,11 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 	case styleSequence:
 		if !x[0].DType().IsFloat() {
 			x[0] = t.cross(c, boundary{who, kindReplicate, kindSequence}, x[0])
+			break
 		}
+		c = t.within(c, boundary{who: who, from: t.now(c, kindSequence)}, x[0])
+	case styleCut:
+		c = t.within(c, boundary{who: who, from: kindCut}, x[0])
 	case styleHeads:
 		return t.inHeads(c, r, x, next)
 	}
@@ -304,17 +315,84 @@ func handOn(_ context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
 	return []*tensor.Tensor{g}, nil
 }
 
-// inHeads runs attention in this rank's heads.
-func (t *tensorParallel) inHeads(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	if _, ok := r.module.(*nn.MultiheadAttention); ok {
-		who := "heads parallel " + r.path
-		for i := range x {
-			if len(x)%2 == 1 || i < len(x)-1 { // the last of an even number is a mask
-				x[i] = t.cross(c, boundary{who, t.usual(), kindCopy}, x[i])
-			}
+// within says, for the dropout of a module, which part of a whole its input is.
+func (t *tensorParallel) within(c *nn.Ctx, b boundary, x *tensor.Tensor) *nn.Ctx {
+	if !c.Training() || b.from == kindReplicate || x == nil || x.NumDims() < 2 {
+		return c
+	}
+	pass, n := t.passOf(c.Tape()), x.NumDims()
+	dim, known, what := n-2, pass.tokens, "tokens"
+	if b.from == kindCut {
+		dim, known, what = n-1, t.widths, "channels"
+	}
+	size := pass.among(c, b, what, x.Dim(dim), known)
+	first, length := t.part(size)
+	return c.WithCut(tensor.Cut{Dim: dim, Size: size, Runs: [][2]int{{first, first + length}}})
+}
+
+// wantRule fails, in the pass that is checked, for dropout of what ranks share that no rule
+// knows of: the ranks would draw the same numbers for different elements.
+func (t *tensorParallel) wantRule(c *nn.Ctx, share float64, x []*tensor.Tensor, style string) {
+	pass := sharding.Of(c.Tape())
+	if share == 0 || pass == nil || !c.Training() || len(x) == 0 || x[0] == nil {
+		return
+	}
+	for i, at := range pass.TypeOf(x[0]) {
+		if _, cut := at.IsShard(); cut && pass.Axes()[i].Name == tensorAxis {
+			c.Fail(fmt.Errorf("tensor parallel: dropout of a value that is %v over axis tp would not be one rank's: give the module the style %s in the plan", at, style))
 		}
 	}
-	return next(c, x)
+}
+
+// inHeads runs attention in this rank's heads.
+func (t *tensorParallel) inHeads(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if _, ok := r.module.(*nn.MultiheadAttention); !ok {
+		return (&someHeads{t}).InterceptCall(c, r.module, x, next)
+	}
+	who := "heads parallel " + r.path
+	for i := range x {
+		if len(x)%2 == 1 || i < len(x)-1 { // the last of an even number is a mask
+			x[i] = t.cross(c, boundary{who, t.usual(), kindCopy}, x[i])
+		}
+	}
+	pass := t.passOf(c.Tape())
+	pass.inHeads++
+	y := next(c.With(&someHeads{t}), x)
+	pass.inHeads--
+	return y
+}
+
+// someHeads says, for the dropout of attention, which heads of a whole this rank has.
+type someHeads struct{ t *tensorParallel }
+
+func (h *someHeads) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	m, ok := module.(*nn.DotProductAttention)
+	if !ok || len(x) == 0 || x[0] == nil {
+		return next(c, x)
+	}
+	p := c.AttentionPart()
+	n := p.Heads
+	switch {
+	case n > 0:
+	case x[0].NumDims() == 4:
+		n = x[0].Dim(2)
+	case m.HeadDim > 0:
+		n = x[0].Dim(-1) / (3 * m.HeadDim)
+	}
+	p.Heads, p.Head = n*h.t.size, p.Head+h.t.rank*n
+	return next(c.WithAttentionPart(p), x)
+}
+
+func (h *someHeads) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
+}
+
+// headsOf returns which part of the heads of an attention this rank has.
+func (t *tensorParallel) headsOf(module any) (index, count int) {
+	if r := t.roles[module]; r != nil && r.rule != nil && r.rule.Style == styleHeads {
+		return t.rank, t.size
+	}
+	return 0, 1
 }
 
 // InterceptParam has a bias that is added to a part of a sum count once.

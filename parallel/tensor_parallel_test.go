@@ -229,7 +229,7 @@ func sameGradient(t *tensorParallel, p *nn.Parameter, want *tensor.Tensor, limit
 		}
 		return nil
 	}
-	scale := want.Abs().AMax().Item()
+	scale := max(want.Abs().AMax().Item(), 1e-6)
 	part := t.partOfParameter(p, want)
 	if part.NumElems() == 0 {
 		return nil
@@ -250,40 +250,85 @@ func tinyLlama(c models.LlamaConfig) func(b *nn.Build) nn.Module {
 	return func(b *nn.Build) nn.Module { return models.NewLlama(b, c) }
 }
 
-const gptPlan = `
-transformer.wte: vocabulary
-transformer.wpe: sequence
-transformer.h.*.ln_?: sequence
-transformer.h.*.attn.c_attn: column packed 3 in 4
-transformer.h.*.attn.c_proj: row
-transformer.h.*.mlp.c_fc: column
-transformer.h.*.mlp.c_proj: row
-transformer.ln_f: sequence
-`
-
-const llamaPlan = `
-model.embed_tokens: vocabulary
-model.layers.*.*_layernorm: sequence
-model.layers.*.self_attn.q_proj: column in 8
-model.layers.*.self_attn.[kv]_proj: column in 4
-model.layers.*.self_attn.o_proj: row
-model.layers.*.mlp.gate_proj: column
-model.layers.*.mlp.up_proj: column
-model.layers.*.mlp.down_proj: row
-model.norm: sequence
-`
-
 var wholeSequence = TPConfig{WholeSequence: true}
 
+func tinyBERT(c models.BERTConfig) func(b *nn.Build) nn.Module {
+	c.Vocab, c.Context, c.Width, c.Heads, c.Layers = 31, 16, 16, 4, 2
+	return func(b *nn.Build) nn.Module { return models.NewBERT(b, c) }
+}
+
+// encoder is a stack of PyTorch's layers with an output layer.
+type encoder struct {
+	Tokens *nn.Embedding
+	Layers *nn.TransformerEncoder
+	Head   *nn.Linear
+}
+
+func newEncoder(o nn.TransformerOptions) func(b *nn.Build) nn.Module {
+	o.Width, o.NumHeads, o.Hidden = 16, 4, 36
+	return func(b *nn.Build) nn.Module {
+		return &encoder{nn.NewEmbedding(b, 31, 16), nn.NewTransformerEncoder(b, 2, o), nn.NewLinear(b, 16, 31)}
+	}
+}
+
+func (m *encoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	return c.Call(m.Head, c.Call(m.Layers, c.Call(m.Tokens, ids)))
+}
+
+const encoderPlan = `
+tokens: width
+layers.layers.*.self_attn: heads
+layers.layers.*.self_attn.out_proj: row
+layers.layers.*.linear1: column
+layers.layers.*.linear2: row
+layers.layers.*.norm?: sequence
+layers.layers.*.dropout: cut
+layers.layers.*.dropout[12]: sequence
+head: column to replicate
+`
+
+func lora(build func(b *nn.Build) nn.Module, o nn.LoRAOptions) func(b *nn.Build) nn.Module {
+	return func(b *nn.Build) nn.Module {
+		l, err := nn.NewLoRA(b, build(b), o)
+		if err != nil {
+			panic(err)
+		}
+		for i, p := range l.Added {
+			if i%2 == 1 { // B is zero at first, and A then has no gradient
+				b.Generator.Normal(p.Parameter.Data(), 0, 0.1)
+			}
+		}
+		return l
+	}
+}
+
+var recomputed = []nn.Interceptor{nn.Recompute(func(m any) bool {
+	return ofType[*models.GPTBlock](m) || ofType[*models.LlamaBlock](m) || ofType[*models.BERTLayer](m) || ofType[*nn.TransformerEncoderLayer](m)
+})}
+
+var autocast = []nn.CtxOption{nn.WithAutocast(tensor.BFloat16)}
+
 var sharedCases = []sharedCase{
-	{name: "gpt", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 31},
-	{name: "gpt, sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 31},
-	{name: "gpt, uneven sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 7, vocab: 31},
-	{name: "gpt, untied", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), plan: gptPlan + "lm_head: column\n.: logits", ranks: []int{2}, time: 8, vocab: 31},
-	{name: "gpt, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 31}), plan: gptPlan + "transformer: output to copy\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 31, lost: true},
-	{name: "gpt, untied, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 33, Untied: true}), plan: gptPlan + "lm_head: column\n.: logits", config: wholeSequence, ranks: []int{3, 4}[1:], time: 8, vocab: 33, lost: true},
-	{name: "llama", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33},
-	{name: "llama, sequence", build: tinyLlama(models.LlamaConfig{Vocab: 33}), plan: llamaPlan + "lm_head: column\n.: logits", ranks: []int{2, 4}, time: 8, vocab: 33},
+	{name: "gpt", build: tinyGPT(models.GPTConfig{Vocab: 31}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, uneven sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 7, vocab: 31},
+	{name: "gpt, untied", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), ranks: []int{2}, time: 8, vocab: 31},
+	{name: "gpt, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 8, vocab: 31, lost: true},
+	{name: "gpt, untied, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 33, Untied: true, Hidden: 33}), config: wholeSequence, ranks: []int{4}, time: 8, vocab: 33, lost: true},
+	{name: "gpt, recomputed", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2}, time: 8, vocab: 31, lost: true, around: recomputed},
+	{name: "gpt, bfloat16", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2}, time: 8, vocab: 31, lost: true, opts: autocast, off: 6e-2},
+	{name: "gpt, adapted", build: lora(tinyGPT(models.GPTConfig{Vocab: 31}), nn.LoRAOptions{Rank: 2, Targets: []string{"c_attn", "c_proj"}}), ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, adapted with dropout", build: lora(tinyGPT(models.GPTConfig{Vocab: 31}), nn.LoRAOptions{Rank: 2, Dropout: 0.1, Targets: []string{"c_attn"}}), ranks: []int{2}, time: 8, vocab: 31},
+	{name: "llama", build: tinyLlama(models.LlamaConfig{Vocab: 33}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33},
+	{name: "llama, sequence", build: tinyLlama(models.LlamaConfig{Vocab: 33}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
+	{name: "llama, tied, biases, window", build: tinyLlama(models.LlamaConfig{Vocab: 33, Tied: true, AttentionBias: true, MLPBias: true, Window: 3}), ranks: []int{2}, time: 9, vocab: 33, lost: true, around: recomputed},
+	{name: "bert", build: tinyBERT(models.BERTConfig{}), ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "bert, dropout", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2, 4}, time: 7, vocab: 31, lost: true},
+	{name: "bert, dropout, whole sequence", build: tinyBERT(models.BERTConfig{Dropout: 0.2, Untied: true, Padding: new(int)}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 31, lost: true},
+	{name: "bert, dropout, recomputed", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2}, time: 8, vocab: 31, around: recomputed},
+	{name: "bert, headless", build: tinyBERT(models.BERTConfig{Headless: true}), ranks: []int{2}, time: 8, vocab: 16},
+	{name: "encoder", build: newEncoder(nn.TransformerOptions{Dropout: 0.2}), plan: encoderPlan, ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "encoder, norms first", build: newEncoder(nn.TransformerOptions{Dropout: 0.2, NormFirst: true, Causal: true}), plan: encoderPlan, ranks: []int{2}, time: 7, vocab: 31, around: recomputed},
 }
 
 // TestSharedModels: ranks that share the modules of a model have the loss and the gradients of

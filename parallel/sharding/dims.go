@@ -351,10 +351,7 @@ func attended(o *operation) (mesh.Placement, string) {
 	if dim != 0 && dim != 2 {
 		return o.needs(0)
 	}
-	of := map[int]int{0: 0, 2: 1}[dim] // of the mask
-	if mask := o.in[3]; mask.present && mask.at.IsReplicate() && mask.shape[of] != 1 {
-		return q.at, o.differ(0, 3, "take this rank's part of the mask")
-	}
+	of := map[int]int{0: 0, 2: 1}[dim] // of the mask, which is seen expanded: one of all heads would not fit
 	if len(o.out) == 3 {
 		return moved(q.at, of), ""
 	}
