@@ -60,6 +60,27 @@ model.norm: sequence
 `, g.Heads, g.KeyHeads)
 }
 
+// TensorPlan says how ranks can share the modules of the model: each has some of the hidden
+// channels of all experts. Every rank runs the router, on all tokens.
+func (m *MoETransformer) TensorPlan() string {
+	plan := llamaAttentionPlan(m.Config.LlamaConfig) + `
+model.layers.*.block_sparse_moe: input to replicate
+model.layers.*.block_sparse_moe: output from replicate to sequence
+model.layers.*.block_sparse_moe.experts: experts
+`
+	if m.Config.SharedHidden > 0 {
+		plan += `
+model.layers.*.block_sparse_moe.shared_expert.gate_proj: column from replicate
+model.layers.*.block_sparse_moe.shared_expert.up_proj: column from replicate
+model.layers.*.block_sparse_moe.shared_expert.down_proj: row to replicate
+`
+	}
+	if m.Head == nil {
+		return plan + "model: output to copy\n"
+	}
+	return plan + "lm_head: column\n"
+}
+
 // TensorPlan says how ranks can share the modules of the model. A headless one gives whole
 // features.
 func (m *BERT) TensorPlan() string {

@@ -34,6 +34,7 @@ import (
 //	sequence     the module works on this rank's part of the sequence, with whole parameters
 //	cut          the module works on this rank's part of the last dim, with whole parameters
 //	heads        attention in this rank's heads
+//	experts      the hidden channels of experts are cut
 //	input, output  what the module takes or gives is spread anew: "input to copy"
 //	shard D      a parameter is cut along dim D; the path is that of the parameter
 //	logits       what the module gives are logits of this rank's part of the classes
@@ -73,6 +74,7 @@ const (
 	styleSequence   = "sequence"
 	styleCut        = "cut"
 	styleHeads      = "heads"
+	styleExperts    = "experts"
 	styleInput      = "input"
 	styleOutput     = "output"
 	styleShard      = "shard"
@@ -82,7 +84,7 @@ const (
 // wordsOf are the words that each style takes.
 var wordsOf = map[string][]string{
 	styleColumn: {"packed", "in", "from", "to"}, styleRow: {"packed", "in", "from", "to"},
-	styleVocabulary: {"to"}, styleWidth: {"to"}, styleSequence: {}, styleCut: {}, styleHeads: {},
+	styleVocabulary: {"to"}, styleWidth: {"to"}, styleSequence: {}, styleCut: {}, styleHeads: {}, styleExperts: {"from", "to"},
 	styleInput: {"from", "to"}, styleOutput: {"from", "to"}, styleShard: {"packed", "in"}, styleLogits: {},
 }
 

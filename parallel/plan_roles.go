@@ -161,6 +161,12 @@ func (t *tensorParallel) layModule(path string, r *role) error {
 			return cannot("*nn.Embedding")
 		}
 		return t.layEmbedding(path, r, m)
+	case styleExperts:
+		m, ok := r.module.(*nn.Experts)
+		if !ok {
+			return cannot("*nn.Experts")
+		}
+		return t.layExperts(path, r, m)
 	case styleHeads:
 		switch m := r.module.(type) {
 		case *nn.DotProductAttention:
@@ -259,6 +265,25 @@ func (t *tensorParallel) layEmbedding(path string, r *role, m *nn.Embedding) err
 		}
 	}
 	return t.cutAlong(r.rule, path, m.Weight, 0, 0, 0)
+}
+
+// layExperts cuts the hidden channels of experts.
+func (t *tensorParallel) layExperts(path string, r *role, m *nn.Experts) error {
+	for _, cut := range []struct {
+		p   *nn.Parameter
+		dim int
+	}{{m.Gate, 1}, {m.GateBias, 1}, {m.Up, 1}, {m.UpBias, 1}, {m.Down, 2}} {
+		if cut.p == nil {
+			continue
+		}
+		if err := t.cutAlong(r.rule, path, cut.p, cut.dim, 0, 0); err != nil {
+			return err
+		}
+	}
+	if m.DownBias != nil {
+		t.parts[m.DownBias] = true
+	}
+	return nil
 }
 
 // layAttention cuts the projection of queries, keys and values between heads.

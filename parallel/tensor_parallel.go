@@ -134,7 +134,7 @@ func (t *tensorParallel) String() string {
 	}
 	var what []string
 	for _, s := range []struct{ style, name string }{
-		{styleHeads, "heads"}, {styleColumn, "layers"}, {styleVocabulary, "vocabulary"}, {styleWidth, "width of embeddings"}, {styleLogits, "loss"},
+		{styleHeads, "heads"}, {styleColumn, "layers"}, {styleExperts, "experts"}, {styleVocabulary, "vocabulary"}, {styleWidth, "width of embeddings"}, {styleLogits, "loss"},
 	} {
 		if styles[s.style] && !(s.style == styleLogits && t.config.WholeLogits) {
 			what = append(what, s.name)
@@ -251,6 +251,11 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 	case styleRow:
 		x[0] = t.cross(c, boundary{who, or(rule.From, kindCut), kindCut}, x[0])
 		return out(next(c, x), kindPartial, or(rule.To, t.usual()))
+	case styleExperts: // of x, the weights and the choices
+		for i := range x[:min(2, len(x))] {
+			x[i] = t.cross(c, boundary{who, or(rule.From, kindReplicate), kindCopy}, x[i])
+		}
+		return out(next(c, x), kindPartial, or(rule.To, kindReplicate))
 	case styleVocabulary:
 		return out(t.lookUp(c, r, x, next), kindPartial, or(rule.To, t.usual()))
 	case styleWidth:

@@ -144,6 +144,9 @@ func (s *sharedCase) compute(c *nn.Ctx, m nn.Module) *tensor.Tensor {
 	if l.NumDims() > 0 { // no reduction
 		l = l.Mul(l.Tape().Const(tensor.Arange(tensor.CPU(), l.NumElems()).To(tensor.Float32).Reshape(l.Shape()...))).Sum()
 	}
+	if added := c.AddedLoss(); added != nil {
+		l = l.Add(added)
+	}
 	return l
 }
 
@@ -257,6 +260,18 @@ func tinyBERT(c models.BERTConfig) func(b *nn.Build) nn.Module {
 	return func(b *nn.Build) nn.Module { return models.NewBERT(b, c) }
 }
 
+func tinyMoE(c models.MoEConfig) func(b *nn.Build) nn.Module {
+	c.LlamaConfig = models.LlamaConfig{Vocab: 33, Context: 16, Width: 16, Hidden: 33, Heads: 8, KeyHeads: 4, Layers: 2}
+	c.Experts, c.Active = 4, 2
+	return func(b *nn.Build) nn.Module {
+		m := models.NewMoETransformer(b, c)
+		for _, l := range m.Model.Layers {
+			l.Experts.Gate.Weight.Data().Scale(50) // so that no two experts are close
+		}
+		return m
+	}
+}
+
 // encoder is a stack of PyTorch's layers with an output layer.
 type encoder struct {
 	Tokens *nn.Embedding
@@ -303,7 +318,7 @@ func lora(build func(b *nn.Build) nn.Module, o nn.LoRAOptions) func(b *nn.Build)
 }
 
 var recomputed = []nn.Interceptor{nn.Recompute(func(m any) bool {
-	return ofType[*models.GPTBlock](m) || ofType[*models.LlamaBlock](m) || ofType[*models.BERTLayer](m) || ofType[*nn.TransformerEncoderLayer](m)
+	return ofType[*models.GPTBlock](m) || ofType[*models.LlamaBlock](m) || ofType[*models.BERTLayer](m) || ofType[*models.MoEBlock](m) || ofType[*nn.TransformerEncoderLayer](m)
 })}
 
 var autocast = []nn.CtxOption{nn.WithAutocast(tensor.BFloat16)}
@@ -327,6 +342,9 @@ var sharedCases = []sharedCase{
 	{name: "bert, dropout, whole sequence", build: tinyBERT(models.BERTConfig{Dropout: 0.2, Untied: true, Padding: new(int)}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 31, lost: true},
 	{name: "bert, dropout, recomputed", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2}, time: 8, vocab: 31, around: recomputed},
 	{name: "bert, headless", build: tinyBERT(models.BERTConfig{Headless: true}), ranks: []int{2}, time: 8, vocab: 16},
+	{name: "moe", build: tinyMoE(models.MoEConfig{Router: nn.MoEOptions{Balance: 0.1, Z: 0.01}}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
+	{name: "moe, sequence", build: tinyMoE(models.MoEConfig{SharedHidden: 12, SharedGate: true, Router: nn.MoEOptions{Sigmoid: true, Scale: 2, Balance: 0.1}}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
+	{name: "moe, capacity, recomputed", build: tinyMoE(models.MoEConfig{SharedHidden: 12, Router: nn.MoEOptions{Capacity: 1, Balance: 0.1}}), ranks: []int{2}, time: 7, vocab: 33, around: recomputed},
 	{name: "encoder", build: newEncoder(nn.TransformerOptions{Dropout: 0.2}), plan: encoderPlan, ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "encoder, norms first", build: newEncoder(nn.TransformerOptions{Dropout: 0.2, NormFirst: true, Causal: true}), plan: encoderPlan, ranks: []int{2}, time: 7, vocab: 31, around: recomputed},
 }
