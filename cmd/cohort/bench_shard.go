@@ -30,6 +30,7 @@ with a batch of its own. Its work is the same for every number of ranks.
   gpt    4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
   mlp    784-1024-1024-10, batch 256, SGD
   llama  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
+  moe    llama with 8 experts of half the size in each layer, 2 for a token
 
 The times are those of rank 0, the bytes those of the rank that has most. With --json:
 
@@ -61,6 +62,7 @@ was known before the first step.`,
 	cmd.Flags().StringVar(&o.Strategy, "strategy", "ddp", "how the model is spread over the ranks")
 	cmd.Flags().StringVar(&o.DType, "dtype", "float32", "number type that passes compute in")
 	cmd.Flags().IntVar(&o.Batch, "batch", 0, "samples in a step of a rank (default: 8 or 256, by the model)")
+	cmd.Flags().IntVar(&o.Microbatches, "microbatches", 0, "number of passes that divide the samples of a step (default: 1)")
 	cmd.Flags().IntVar(&o.Steps, "steps", 30, "number of steps to measure")
 	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
 	cmd.Flags().IntVar(&numThreads, "threads", 1, "number of threads of a rank")

@@ -23,11 +23,13 @@ type ShardOptions struct {
 	Strategy string // of [ShardStrategies]
 	DType    string // "float32" or "bfloat16", which is autocast
 	Batch    int    // samples or sequences of a rank's step; 0 is the model's own
-	Steps    int    // that are measured, after a few that are not
+	// Microbatches is how many passes a step has, which divide its samples. 0 is 1.
+	Microbatches int
+	Steps        int // that are measured, after a few that are not
 }
 
 // ShardModels are the models that Shard knows.
-func ShardModels() []string { return []string{"gpt", "mlp", "llama"} }
+func ShardModels() []string { return []string{"gpt", "mlp", "llama", "moe"} }
 
 // ShardStrategies are the ways in which Shard spreads a model over the ranks. Under
 // single, every rank trains a model of its own, at the same time as the others: what the
@@ -41,6 +43,9 @@ func (o ShardOptions) Validate() error {
 	}
 	if err := oneOf("strategy", o.Strategy, ShardStrategies()); err != nil {
 		return err
+	}
+	if o.Microbatches < 0 || o.Microbatches > maxBatch {
+		return fmt.Errorf("%d microbatches: want 1 to %d, or 0 for one", o.Microbatches, maxBatch)
 	}
 	return StepOptions{Model: "mlp", DType: o.DType, Batch: o.Batch, Steps: o.Steps}.Validate()
 }
@@ -78,18 +83,23 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	}
 	w := newModel(StepOptions{Model: o.Model, DType: o.DType, Batch: o.Batch})
 	numParams := nn.NumParams(w.model)
+	parts, err := w.microbatches(max(1, o.Microbatches))
+	if err != nil {
+		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
 	strategy, err := newStrategy(ctx, w.model, group, o.Strategy)
 	if err != nil {
 		return Result{}, err
 	}
 	w.begin()
 	predicted := parallel.Predict(ctx, strategy, parallel.PredictOptions{
-		Optimizer: w.optimizer, Loss: w.loss, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y),
+		Optimizer: w.optimizer, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y),
+		Loss: func(c *nn.Ctx, forward any) *tensor.Tensor { return w.lossOf(c, forward, parts[0].x, parts[0].y) },
 	})
 	if err := cmp.Or(predicted.NoPeak, predicted.NoSent); err != nil {
 		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
-	m, err := w.measureShard(ctx, group, strategy, o.Steps)
+	m, err := w.measureShard(ctx, group, strategy, parts, o.Steps)
 	if err != nil {
 		return Result{}, err
 	}
@@ -140,7 +150,7 @@ type sharded struct {
 
 // measureShard runs training steps, the first few of which do not count. The bytes are
 // those of the step that took most.
-func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy nn.Module, numSteps int) (*sharded, error) {
+func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy parallel.Strategy, parts []samples, numSteps int) (*sharded, error) {
 	const warmUp = 5
 	m := &sharded{}
 	for i := range warmUp + numSteps {
@@ -152,7 +162,7 @@ func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy
 		}
 		tensor.ResetMemoryPeak()
 		before, start := group.Traffic(), time.Now()
-		if _, err := w.run(ctx, strategy); err != nil {
+		if err := w.step(ctx, strategy, parts); err != nil {
 			return nil, err
 		}
 		took, waited := time.Since(start), group.Traffic().Since(before).Waited
@@ -167,6 +177,47 @@ func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy
 		m.peak, m.sent = max(m.peak, peak), max(m.sent, group.Traffic().Since(before).SentBytes)
 	}
 	return m, nil
+}
+
+// samples are those of one pass.
+type samples struct{ x, y *tensor.Tensor }
+
+// microbatches divides the batch.
+func (w *workload) microbatches(n int) ([]samples, error) {
+	if w.batch%n != 0 {
+		return nil, fmt.Errorf("%d samples in %d microbatches: %d %% %d = %d; change --batch or --microbatches", w.batch, n, w.batch, n, w.batch%n)
+	}
+	parts, size := make([]samples, n), w.batch/n
+	for i := range parts {
+		parts[i] = samples{w.x.Narrow(0, i*size, size), w.y.Narrow(0, i*size, size)}
+	}
+	return parts, nil
+}
+
+// step does one training step of a strategy.
+func (w *workload) step(ctx context.Context, strategy parallel.Strategy, parts []samples) error {
+	w.optimizer.ZeroGrad()
+	passes := make([]parallel.Microbatch, len(parts))
+	share := 1 / float64(len(parts))
+	for i, part := range parts {
+		passes[i] = parallel.Microbatch{
+			Carrier: func(ctx context.Context) *nn.Ctx { return nn.Training(ctx, nn.WithAutocast(w.autocast)) },
+			Loss: func(c *nn.Ctx) *tensor.Tensor {
+				loss := w.lossOf(c, strategy, part.x, part.y)
+				if share == 1 {
+					return loss
+				}
+				return loss.MulScalar(share)
+			},
+		}
+	}
+	loss, err := strategy.Step(ctx, passes)
+	if err != nil {
+		return err
+	}
+	w.optimizer.Step(nil)
+	loss.Item() // which waits for the device
+	return nil
 }
 
 // stateBytes returns what the tensors of the parameters, the gradients and the optimizer

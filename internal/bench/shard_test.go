@@ -18,6 +18,7 @@ func TestShard(t *testing.T) {
 		{Model: "gpt", Strategy: "ddp", DType: "float32", Batch: 1, Steps: 1},
 		{Model: "llama", Strategy: "fsdp", DType: "bfloat16", Batch: 1, Steps: 1},
 		{Model: "mlp", Strategy: "hsdp", DType: "float32", Batch: 2, Steps: 1},
+		{Model: "moe", Strategy: "ddp", DType: "float32", Batch: 2, Microbatches: 2, Steps: 1},
 	} {
 		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
 			r, err := Shard(ctx, g, o)
@@ -41,10 +42,10 @@ func TestShard(t *testing.T) {
 		}
 	}
 	for want, o := range map[string]ShardOptions{
-		`no model "cnn": want one of gpt, mlp, llama`: {Model: "cnn", Strategy: "ddp", DType: "float32", Steps: 1},
-		`no strategy "zero"`:                          {Model: "gpt", Strategy: "zero", DType: "float32", Steps: 1},
-		`no dtype "int8"`:                             {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
-		"0 steps":                                     {Model: "gpt", Strategy: "ddp", DType: "float32"},
+		`no model "cnn": want one of gpt, mlp, llama, moe`: {Model: "cnn", Strategy: "ddp", DType: "float32", Steps: 1},
+		`no strategy "zero"`: {Model: "gpt", Strategy: "zero", DType: "float32", Steps: 1},
+		`no dtype "int8"`:    {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
+		"0 steps":            {Model: "gpt", Strategy: "ddp", DType: "float32"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v gave %v, want %q", o, err, want)

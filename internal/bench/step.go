@@ -24,6 +24,7 @@ type workload struct {
 	optimize  func(params []*nn.Parameter) optim.Optimizer // makes optimizer
 	optimizer optim.Optimizer                              // nil before begin
 	x, y      *tensor.Tensor
+	criterion nn.CrossEntropyLoss
 	autocast  tensor.DType // 0 for none
 	flops     float64      // of a step's matrix products
 }
@@ -93,6 +94,8 @@ func newModel(o StepOptions) *workload {
 		w = newGPT(b, cmp.Or(o.Batch, 8))
 	case "llama":
 		w = newLlama(b, cmp.Or(o.Batch, 8))
+	case "moe":
+		w = newMoE(b, cmp.Or(o.Batch, 8))
 	case "cnn":
 		w = newCNN(b, cmp.Or(o.Batch, 64))
 	case "resnet50":
@@ -159,6 +162,22 @@ func newLlama(b *nn.Build, batch int) *workload {
 	return &workload{model: m, batch: batch, optimize: adamW, x: x, y: y, flops: flops}
 }
 
+// newMoE is a Llama of the size of newLlama, with 8 experts of hidden width 344 in the place of
+// each feed-forward network, 2 of which each token uses. The two have about the work of the
+// network.
+func newMoE(b *nn.Build, batch int) *workload {
+	const time, width, hidden, layers, vocab, experts, active = 128, 256, 344, 4, 256, 8, 2
+	m := models.NewMoETransformer(b, models.MoEConfig{
+		LlamaConfig: models.LlamaConfig{Vocab: vocab, Context: time, Width: width, Hidden: hidden, Heads: 8, KeyHeads: 4, Layers: layers},
+		Experts:     experts, Active: active, Router: nn.MoEOptions{Balance: 0.01},
+	})
+	perToken := float64((3*width*width+3*width*hidden*active+width*experts)*layers + width*vocab)
+	tokens := float64(batch * time)
+	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers
+	x, y := randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time)
+	return &workload{model: m, batch: batch, optimize: adamW, x: x, y: y, flops: flops}
+}
+
 func randomIDs(g *tensor.Generator, n int, shape ...int) *tensor.Tensor {
 	size := 1
 	for _, s := range shape {
@@ -187,8 +206,13 @@ func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, er
 }
 
 // loss runs forward, which is or wraps the model, on the batch.
-func (w *workload) loss(c *nn.Ctx, forward any) *tensor.Tensor {
-	return tensor.CrossEntropy(c.Call(forward.(nn.Module), w.x.ToDevice(c.Device())), w.y.ToDevice(c.Device()))
+func (w *workload) loss(c *nn.Ctx, forward any) *tensor.Tensor { return w.lossOf(c, forward, w.x, w.y) }
+
+// lossOf runs forward on some samples. The loss is a module, so that ranks may share the classes
+// or the sequence of a sample.
+func (w *workload) lossOf(c *nn.Ctx, forward any, x, y *tensor.Tensor) *tensor.Tensor {
+	logits := c.Call(forward.(nn.Module), x.ToDevice(c.Device()))
+	return c.CallN(&w.criterion, logits, y.ToDevice(c.Device()))[0]
 }
 
 // measure runs training steps of forward and returns the time of each, and what
