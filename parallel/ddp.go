@@ -269,7 +269,10 @@ func (d *DDP) reduce(ctx context.Context) error {
 
 // Step runs the passes one after the other, and averages the gradients in the last.
 func (d *DDP) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
-	return runPasses(ctx, d, microbatches, true, nil)
+	if loss, err = runPasses(ctx, d, microbatches, true, nil); err == nil {
+		err = balanceExperts(ctx, d.Model, d.group)
+	}
+	return loss, err
 }
 
 // ClipGradNorm is optim.ClipGradNorm: every rank has all gradients.

@@ -242,7 +242,7 @@ func (e *expertParallel) exchange(c *nn.Ctx, l *expertLayer, what string, rows *
 	tape := c.Tape()
 	move := func(ctx context.Context, x *tensor.Tensor, what string, sends, recvs []int) (*tensor.Tensor, error) {
 		x = x.Detach().Contiguous()
-		out := tape.New(x.Device(), x.DType(), sum(recvs), x.Dim(1))
+		out := tape.Adopt(tensor.New(x.Device(), x.DType(), sum(recvs), x.Dim(1)))
 		if x.Device() == tensor.Meta {
 			return out, nil
 		}

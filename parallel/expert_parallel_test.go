@@ -4,6 +4,9 @@ package parallel
 
 import (
 	"context"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -55,19 +58,21 @@ func (m *mixture) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 
 // expertTest is one comparison of ranks with one rank.
 type expertTest struct {
-	ranks, experts, active int
-	biased                 bool
-	options                nn.MoEOptions
-	batch                  func(rank int) (ids, targets *tensor.Tensor) // of a rank
-	around                 nn.Interceptor                               // nil for none
-	change                 func(m *mixture)                             // of the first values, nil for none
-	sum                    bool                                         // of the losses of the samples, not their mean
-	low                    bool
+	axes            string // "fsdp 2 ep 2"
+	experts, active int
+	microbatches    int // of a step, 0 for one
+	biased          bool
+	options         nn.MoEOptions
+	batch           func(rank int) (ids, targets *tensor.Tensor) // of a rank
+	around          nn.Interceptor                               // nil for none
+	change          func(m *mixture)                             // of the first values, nil for none
+	sum             bool                                         // of the losses of the samples, not their mean
+	low             bool
 }
 
 // drawn gives each rank n samples of its own.
 func drawn(n int) func(rank int) (ids, targets *tensor.Tensor) {
-	return func(rank int) (ids, targets *tensor.Tensor) { return newBatches(rank, 8, n).next() }
+	return func(rank int) (ids, targets *tensor.Tensor) { return newBatches(rank, 16, n).next() }
 }
 
 func (e expertTest) model(seed int64) *mixture {
@@ -100,133 +105,144 @@ func (e expertTest) loss(c *nn.Ctx, m nn.Module, rank int) *tensor.Tensor {
 	return tensor.CrossEntropy(c.Call(m, ids), targets, o)
 }
 
-// withAdded adds the losses of modules.
-func withAdded(c *nn.Ctx, loss *tensor.Tensor) *tensor.Tensor {
-	if added := c.AddedLoss(); added != nil {
-		return loss.Add(added)
-	}
-	return loss
-}
+// passes is how many microbatches a step has.
+func (e expertTest) passes() int { return max(1, e.microbatches) }
 
-// oneRank returns the losses of the batches and the gradients of their mean on one rank.
-func (e expertTest) oneRank(ctx context.Context) (losses []float64, grads map[string][]float32, err error) {
-	m := e.model(3)
-	for r := range e.ranks {
+// oneRank returns the losses of the ranks' batches, and a model with the gradients of their mean.
+func (e expertTest) oneRank(ctx context.Context, ranks int) (losses []float64, m *mixture, err error) {
+	m = e.model(3)
+	losses = make([]float64, ranks)
+	for i := range ranks * e.passes() {
 		err := func() (err error) {
 			c := e.carrier(ctx)
 			defer c.Close()
 			defer c.Recover(&err)
-			c.Tape().ScaleGrads(1 / float64(e.ranks))
-			loss := e.loss(c, m, r)
-			losses = append(losses, loss.Item())
-			return withAdded(c, loss).Backward(ctx)
+			c.Tape().ScaleGrads(1 / float64(ranks*e.passes()))
+			loss := e.loss(c, m, i)
+			losses[i%ranks] += loss.Item() / float64(e.passes())
+			if added := c.AddedLoss(); added != nil {
+				loss = loss.Add(added)
+			}
+			return loss.Backward(ctx)
 		}()
 		if err != nil {
 			return nil, nil, err
 		}
 	}
-	return losses, gradients(m), nil
+	return losses, m, nn.BalanceExperts(m, nil)
 }
 
-// splitExperts wraps a model over the ranks of a group: all of them on the axes ep and, if there
-// are more, replicate.
-func splitExperts(ctx context.Context, g *dist.Group, model any, ep int) (*Parallel, error) {
-	axes := []mesh.Axis{{Name: expertAxis, Size: ep}}
-	if g.Size() > ep {
-		axes = append([]mesh.Axis{{Name: replicateAxis, Size: g.Size() / ep}}, axes...)
-	}
+// splitExperts wraps a model over the ranks of a group.
+func splitExperts(ctx context.Context, g *dist.Group, model any, axes ...mesh.Axis) (*Parallel, error) {
 	m, err := mesh.New(ctx, g, axes...)
 	if err != nil {
 		return nil, err
 	}
-	p := &Parallel{Model: model, mesh: m, lays: plainLays(model, m)}
+	p := newParallel(model, m, Config{})
 	e, err := newExpertParallel(p)
-	if err == nil {
-		err = e.lay()
-	}
-	if err == nil {
-		err = e.join(ctx)
-	}
 	if err != nil {
-		return nil, err
-	}
-	for _, q := range nn.Parameters(model) {
-		l := p.lays[q]
-		if l.at[expertAxis] == (mesh.Placement{}) {
-			continue
-		}
-		at := make([]mesh.Placement, len(axes))
-		at[len(axes)-1] = l.at[expertAxis]
-		boxes, err := mesh.Boxes(l.shape, m.Shape(), at, m.Coordinate())
-		if err != nil {
-			return nil, err
-		}
-		q.SetData(q.Data().Narrow(0, boxes[0].Start[0], boxes[0].Shape[0]).Clone())
-	}
-	world, err := newRanks(ctx, g, worldAxis)
-	if err != nil {
-		return nil, err
-	}
-	s, err := newSplit(ctx, m, world, model, p.lays)
-	if err != nil {
-		return nil, err
-	}
-	if p.engine, err = replicate(model, s, nil); err != nil {
 		return nil, err
 	}
 	p.parts = []splitter{e}
-	return p, nil
+	return p, p.setUp(ctx)
 }
 
-// compare runs the batches on ranks with the experts split over ep of them, and compares losses
-// and gradients with one rank's. It returns the losses.
-func (e expertTest) compare(t *testing.T, ep int, tolerance float64) {
+// over names the axes of a test's ranks: "fsdp 2 ep 2".
+func over(t *testing.T, text string) (axes []mesh.Axis, ranks int) {
 	t.Helper()
-	losses, want, err := e.oneRank(t.Context())
+	ranks = 1
+	words := strings.Fields(text)
+	for i := 0; i < len(words); i += 2 {
+		n, err := strconv.Atoi(words[i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		axes = append(axes, mesh.Axis{Name: words[i], Size: n})
+		ranks *= n
+	}
+	return axes, ranks
+}
+
+// compare runs the batches on the ranks of the test's axes and compares losses, gradients and
+// the norm with one rank's, in one step of as many microbatches as the test has.
+func (e expertTest) compare(t *testing.T, tolerance float64) {
+	t.Helper()
+	axes, ranks := over(t, e.axes)
+	losses, alone, err := e.oneRank(t.Context(), ranks)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = spawn(t, e.ranks, func(ctx context.Context, g *dist.Group) (err error) {
-		m := e.model(3)
-		p, err := splitExperts(ctx, g, m, ep)
+	want := gradients(alone)
+	wantNorm := 0.0
+	for _, w := range want {
+		for _, v := range w {
+			wantNorm += float64(v) * float64(v)
+		}
+	}
+	wantNorm = math.Sqrt(wantNorm)
+	err = spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+		m := e.model(int64(3 + g.Rank())) // the ranks take rank 0's values
+		p, err := splitExperts(ctx, g, m, axes...)
 		if err != nil {
 			return err
 		}
-		c := e.carrier(ctx)
-		defer c.Close()
-		defer c.Recover(&err)
-		loss := e.loss(c, p, g.Rank())
-		if got := loss.Item(); !(abs(float32(got-losses[g.Rank()])) <= tolerance*losses[g.Rank()]) {
-			t.Errorf("rank %d: the loss is %v, on one rank %v", g.Rank(), got, losses[g.Rank()])
+		var passes []Microbatch
+		for i := range e.passes() {
+			passes = append(passes, Microbatch{Carrier: e.carrier, Loss: func(c *nn.Ctx) *tensor.Tensor {
+				return e.loss(c, p, g.Rank()+i*ranks).MulScalar(1 / float64(e.passes()))
+			}})
 		}
-		if err := withAdded(c, loss).Backward(ctx); err != nil {
+		loss, err := p.Step(ctx, passes)
+		if err != nil {
 			return err
 		}
-		got := gradients(m)
-		for _, q := range nn.Parameters(m) {
-			w, scale := want[q.Name()], 0.0
-			for _, v := range w {
-				scale = max(scale, abs(v))
-			}
-			if n := q.Data().NumElems(); p.lays[q].at[expertAxis] != (mesh.Placement{}) {
-				num := p.lays[q].shape[0]
-				w = w[g.Rank()%ep*((num+ep-1)/ep)*(len(w)/num):][:n]
-			}
-			if len(got[q.Name()]) != len(w) {
-				t.Errorf("rank %d: the gradient of %s has %d elements, want %d", g.Rank(), q.Name(), len(got[q.Name()]), len(w))
-				continue
-			}
-			for i, v := range got[q.Name()] {
-				if !(abs(v-w[i]) <= 10*tolerance*scale) {
-					t.Errorf("rank %d: element %d of the gradient of %s is %v, on one rank %v", g.Rank(), i, q.Name(), v, w[i])
-					break
-				}
+		if got, want := loss.Item(), losses[g.Rank()]; !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
+			t.Errorf("rank %d: the loss is %v, on one rank %v", g.Rank(), got, want)
+		}
+		norm, _, err := p.ClipGradNorm(ctx, nn.Parameters(m), 1)
+		if err != nil {
+			return err
+		}
+		if got := norm.Item(); !(math.Abs(got-wantNorm) <= 10*tolerance*wantNorm) {
+			t.Errorf("rank %d: the norm of the gradients is %v, on one rank %v", g.Rank(), got, wantNorm)
+		}
+		for i, b := range nn.Buffers(alone) {
+			if got := nn.Buffers(m)[i].Data.Float32s(); !slices.Equal(got, b.Data.Float32s()) {
+				t.Errorf("rank %d: %s is %v, on one rank %v", g.Rank(), b.Name(), got, b.Data.Float32s())
 			}
 		}
+		got, err := wholeValues(ctx, p, gradOf)
+		if err != nil || g.Rank() > 0 {
+			return err
+		}
+		e.sameGradients(t, got, want, 10*tolerance)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func (e expertTest) sameGradients(t *testing.T, got, want map[string][]float32, tolerance float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%d parameters have gradients, on one rank %d", len(got), len(want))
+	}
+	for name, w := range want {
+		scale := 0.0
+		for _, v := range w {
+			scale = max(scale, abs(v))
+		}
+		if len(got[name]) != len(w) {
+			t.Errorf("the gradient of %s has %d elements, want %d", name, len(got[name]), len(w))
+			continue
+		}
+		for i, v := range got[name] {
+			if !(abs(v-w[i]) <= tolerance*scale) {
+				t.Errorf("element %d of the gradient of %s is %v, on one rank %v", i, name, v, w[i])
+				break
+			}
+		}
 	}
 }
 
@@ -250,46 +266,46 @@ func TestExpertParallelIsOneRank(t *testing.T) {
 	seeded.Of(t)
 	recomputed := nn.Recompute(func(m any) bool { _, ok := m.(*nn.MoE); return ok })
 	for name, e := range map[string]expertTest{
-		"dropless":      {ranks: 2, experts: 4, active: 2, batch: drawn(9)},
-		"four ranks":    {ranks: 4, experts: 8, active: 2, batch: drawn(7), options: nn.MoEOptions{Balance: 0.1, Z: 0.01}},
-		"one active":    {ranks: 2, experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}},
-		"capacity":      {ranks: 2, experts: 4, active: 2, batch: drawn(16), options: nn.MoEOptions{Capacity: 0.75, Balance: 0.1}},
-		"biased":        {ranks: 2, experts: 4, active: 2, biased: true, batch: drawn(9)},
-		"sigmoid":       {ranks: 2, experts: 6, active: 3, batch: drawn(9), options: nn.MoEOptions{Sigmoid: true, Scale: 2.5, BiasStep: 0.1}},
-		"uneven":        {ranks: 2, experts: 5, active: 2, batch: drawn(9)},
-		"recomputed":    {ranks: 2, experts: 4, active: 2, batch: drawn(9), around: recomputed, options: nn.MoEOptions{Balance: 0.1}},
-		"two of four":   {ranks: 4, experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
-		"no samples":    {ranks: 2, experts: 4, active: 2, batch: noSamples, sum: true, options: nn.MoEOptions{Balance: 0.1, Z: 0.1, Capacity: 1.5}},
-		"one favourite": {ranks: 2, experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}, change: oneFavourite},
-		"nobody's rank": {ranks: 2, experts: 4, active: 2, batch: drawn(9), change: oneFavourite},
-		"empty experts": {ranks: 2, experts: 16, active: 1, batch: drawn(2), options: nn.MoEOptions{Unnormalized: true}},
+		"dropless":      {axes: "ep 2", experts: 4, active: 2, batch: drawn(9)},
+		"four ranks":    {axes: "ep 4", experts: 8, active: 2, batch: drawn(7), options: nn.MoEOptions{Balance: 0.1, Z: 0.01}},
+		"one active":    {axes: "ep 2", experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}},
+		"capacity":      {axes: "ep 2", experts: 4, active: 2, batch: drawn(16), options: nn.MoEOptions{Capacity: 0.75, Balance: 0.1}},
+		"biased":        {axes: "ep 2", experts: 4, active: 2, biased: true, batch: drawn(9)},
+		"sigmoid":       {axes: "ep 2", experts: 6, active: 3, batch: drawn(9), options: nn.MoEOptions{Sigmoid: true, Scale: 2.5, BiasStep: 0.1}},
+		"uneven":        {axes: "ep 2", experts: 5, active: 2, batch: drawn(9)},
+		"recomputed":    {axes: "ep 2", experts: 4, active: 2, batch: drawn(9), around: recomputed, options: nn.MoEOptions{Balance: 0.1}},
+		"accumulated":   {axes: "ep 2", experts: 4, active: 2, batch: drawn(9), microbatches: 3, options: nn.MoEOptions{Balance: 0.1}},
+		"replicas":      {axes: "replicate 2 ep 2", experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
+		"sharded":       {axes: "fsdp 2 ep 2", experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
+		"sharded twice": {axes: "fsdp 2 ep 2", experts: 8, active: 2, batch: drawn(9), microbatches: 2, around: recomputed, options: nn.MoEOptions{Capacity: 1}},
+		"no samples":    {axes: "ep 2", experts: 4, active: 2, batch: noSamples, sum: true, options: nn.MoEOptions{Balance: 0.1, Z: 0.1, Capacity: 1.5}},
+		"one favourite": {axes: "ep 2", experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}, change: oneFavourite},
+		"nobody's rank": {axes: "ep 2", experts: 4, active: 2, batch: drawn(9), change: oneFavourite},
+		"empty experts": {axes: "ep 2", experts: 16, active: 1, batch: drawn(2), options: nn.MoEOptions{Unnormalized: true}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			ep := e.ranks
-			if name == "two of four" {
-				ep = 2
-			}
-			e.compare(t, ep, 1e-6)
-		})
+		t.Run(name, func(t *testing.T) { e.compare(t, 1e-6) })
 	}
 }
 
 // TestExpertParallelInBFloat16: rows travel in bfloat16, and round as on one rank.
 func TestExpertParallelInBFloat16(t *testing.T) {
-	e := expertTest{ranks: 2, experts: 4, active: 2, batch: drawn(16), low: true, options: nn.MoEOptions{Balance: 0.1}}
-	e.compare(t, 2, 2e-3)
+	e := expertTest{axes: "ep 2", experts: 4, active: 2, batch: drawn(16), low: true, options: nn.MoEOptions{Balance: 0.1}}
+	e.compare(t, 2e-3)
 }
 
 // TestExpertParallelRefuses: what cannot be split is an error before anything is sent.
 func TestExpertParallelRefuses(t *testing.T) {
 	err := spawn(t, 4, func(ctx context.Context, g *dist.Group) error {
-		for want, model := range map[string]any{
-			"the model has no experts (nn.Experts) to split":                                             newToy(1, width),
-			"first.experts has 6 experts for 4 ranks: ⌈6/4⌉ = 2 experts a rank leave the last rank none": newMixture(1, 6, 2, false, nn.MoEOptions{}),
-			"first.experts has 3 experts for 4 ranks: ⌈3/4⌉ = 1 experts a rank":                          newMixture(1, 3, 2, false, nn.MoEOptions{}),
+		for _, c := range []struct {
+			want  string
+			model any
+		}{
+			{"the model has no experts (nn.Experts) to split", newToy(1, width)},
+			{"first.experts has 6 experts for 4 ranks: ⌈6/4⌉ = 2 experts a rank leave the last rank none", newMixture(1, 6, 2, false, nn.MoEOptions{})},
+			{"first.experts has 3 experts for 4 ranks: ⌈3/4⌉ = 1 experts a rank", newMixture(1, 3, 2, false, nn.MoEOptions{})},
 		} {
-			if _, err := splitExperts(ctx, g, model, 4); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want %q", err, want)
+			if _, err := splitExperts(ctx, g, c.model, mesh.Axis{Name: expertAxis, Size: 4}); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
 			}
 		}
 		return nil

@@ -593,7 +593,10 @@ func (f *FSDP) NoSync(fn func() error) error {
 // Step runs the passes one after the other. Each of them reduces its gradients, so that no rank
 // holds whole ones between passes; run them under NoSync to reduce once.
 func (f *FSDP) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
-	return runPasses(ctx, f, microbatches, !f.sync, nil)
+	if loss, err = runPasses(ctx, f, microbatches, !f.sync, nil); err == nil {
+		err = balanceExperts(ctx, f.Model, f.world.group())
+	}
+	return loss, err
 }
 
 // ClipGradNorm sums the squares of this rank's shards over the ranks that have the others.

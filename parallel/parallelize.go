@@ -299,6 +299,9 @@ func (p *Parallel) Step(ctx context.Context, microbatches []Microbatch) (loss *t
 			loss, err = s.sumLoss(ctx, loss)
 		}
 	}
+	if err == nil {
+		err = balanceExperts(ctx, p.Model, p.mesh.World())
+	}
 	return loss, err
 }
 

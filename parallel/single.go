@@ -56,7 +56,10 @@ func (*Single) NoSync(fn func() error) error { return fn() }
 
 // Step runs the passes one after the other.
 func (s *Single) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
-	return runPasses(ctx, s, microbatches, true, nil)
+	if loss, err = runPasses(ctx, s, microbatches, true, nil); err == nil {
+		err = nn.BalanceExperts(s.Model, nil)
+	}
+	return loss, err
 }
 
 // ClipGradNorm is optim.ClipGradNorm: this rank has all gradients.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -81,4 +82,15 @@ func checkLoss(loss *tensor.Tensor) error {
 		return fmt.Errorf("Microbatch.Loss returned a tensor of dims %v: it must return the loss of the microbatch, one element", loss.Shape())
 	}
 	return nil
+}
+
+// balanceExperts moves the biases by which experts are chosen, by the counts of all ranks: the
+// ranks agree, whichever axes they have. It communicates only if the model has such biases.
+func balanceExperts(ctx context.Context, model any, group *dist.Group) error {
+	return nn.BalanceExperts(model, func(counts *tensor.Tensor) error {
+		if err := group.AllReduce(ctx, counts, dist.Sum); err != nil {
+			return fmt.Errorf("sum how often each expert was chosen: %w", err)
+		}
+		return nil
+	})
 }
