@@ -60,6 +60,19 @@ func numTargets(c *nn.Ctx, m *nn.CrossEntropyLoss, targets *tensor.Tensor) *tens
 	return c.Buffer(m.Weight).IndexSelect(0, ids).Mul(counts.Reshape(-1).To(tensor.Float32)).Sum()
 }
 
+// expertLoad returns how many tokens of all ranks chose each expert, from the counts of this
+// rank's. The losses that the model makes of them are then shares, as the loss itself is.
+func (p *contextPass) expertLoad(c *nn.Ctx, counts *tensor.Tensor) *tensor.Tensor {
+	if counts.Device() == tensor.Meta {
+		return counts
+	}
+	sum := c.Tape().Adopt(counts.Untracked().Clone())
+	if err := p.group.AllReduce(c, sum, dist.Sum); err != nil {
+		c.Fail(fmt.Errorf("context parallelism: count the tokens of each expert: %w", err))
+	}
+	return sum
+}
+
 // sumLoss returns the sum of the shares of a loss.
 func (p *contextParallel) sumLoss(ctx context.Context, loss *tensor.Tensor) (*tensor.Tensor, error) {
 	sum := loss.Detach().Clone().Keep()

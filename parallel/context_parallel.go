@@ -79,9 +79,14 @@ func (*contextParallel) axis() string { return contextAxis }
 // attention.
 func (p *contextParallel) lay() error {
 	for name, m := range nn.Modules(p.model) {
-		switch m.(type) {
+		switch m := m.(type) {
+		case *nn.MoE:
+			if m.Options.Capacity != 0 {
+				return fmt.Errorf("context parallelism: the experts of module %s have a capacity of %v, which counts the tokens of whole sequences, and a rank has a part of each: "+
+					"let experts take all tokens (nn.MoEOptions.Capacity 0)", name, m.Options.Capacity)
+			}
 		case *nn.LSTM, *nn.GRU, *nn.Conv2d, *nn.ConvTranspose2d, *nn.BatchNorm, *nn.GroupNorm, *nn.InstanceNorm2d:
-			return fmt.Errorf("context parallelism: module %s is a %T, which would see only this rank's part of each sequence: "+
+			return fmt.Errorf("context parallelism: module %s is a %T, which would see only a rank's part of each sequence: "+
 				"take another axis than %q for this model", name, m, contextAxis)
 		}
 	}
@@ -115,6 +120,10 @@ func (p *contextParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tenso
 	case *nn.CrossEntropyLoss:
 		if pass != nil && (pass.inside || pass.returned) && m != pass.share {
 			return []*tensor.Tensor{pass.crossEntropy(c, m, x)}
+		}
+	case *nn.ExpertLoad:
+		if pass != nil && c.Training() {
+			return []*tensor.Tensor{pass.expertLoad(c, next(c, x)[0])}
 		}
 	case *nn.Dropout:
 		// Activations of tokens: [batch, time, width]. How many of them this rank has may

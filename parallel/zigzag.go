@@ -133,3 +133,28 @@ func (z zigzag) pairs(rank, from int, causal bool, window int) (blocks []ringBlo
 	}
 	return blocks
 }
+
+// ringBytes returns how many bytes a rank sends in one attention of a ring. A token's keys and
+// values are numElems elements of size bytes. Forward, it sends those of all ranks but of the one
+// after it, and backward the same, and with those of every rank their gradients in float32.
+func (z zigzag) ringBytes(rank, numElems, size int) (forward, backward int64) {
+	for from := range z.ranks {
+		n := int64(z.len(from)) * int64(numElems)
+		if from != (rank+1)%z.ranks {
+			forward += n * int64(size)
+		}
+		backward += n * 4
+	}
+	return forward, forward + backward
+}
+
+// headsBytes returns how many bytes a rank sends in one attention with tokens exchanged for heads.
+// A token's queries, keys and values are numElems elements of size bytes, and its result is numOut.
+func (z zigzag) headsBytes(rank, numElems, numOut, size int) (forward, backward int64) {
+	mine := int64(z.len(rank))
+	others := int64(z.time) - mine
+	ranks := int64(z.ranks)
+	toHeads := func(n int) int64 { return mine * int64(n) / ranks * (ranks - 1) * int64(size) }
+	toTokens := func(n int) int64 { return others * int64(n) / ranks * int64(size) }
+	return toHeads(numElems) + toTokens(numOut), toHeads(numOut) + toTokens(numElems)
+}
