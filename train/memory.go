@@ -48,8 +48,10 @@ func boundsHere(ranks int) (all []bound) {
 // optimizer keeps for them.
 type modelState struct {
 	params int
-	bytes  float64 // on a rank that holds all of it
-	ranks  int     // of the run
+	held   float64 // parameters that a rank holds, if it has no shards: the other axes cut the model
+	bytes  float64 // of the state of these
+	ranks  int     // of the run that there are for each part that the other axes make
+	parts  int     // that they make
 }
 
 // need returns how many bytes the ranks that share a bound take, if each holds a part of
@@ -58,7 +60,7 @@ func (s modelState) need(b bound, shards int) float64 {
 	one := s.bytes / float64(shards)
 	if b.Mapped {
 		const weight = 4
-		one += weight * float64(s.params) * float64(shards-1) / float64(shards)
+		one += weight * s.held * float64(shards-1) / float64(shards)
 	}
 	return one * float64(b.ranks)
 }
@@ -85,10 +87,12 @@ func (s modelState) advice(bounds []bound, shards int) string {
 	for n := s.ranks + 1; n <= mostRanks; n++ {
 		more := slices.Clone(bounds)
 		for i := range more {
-			more[i].ranks = max(1, more[i].ranks*n/s.ranks) // the new ones are where the others are
+			if more[i].Scope != "" { // the new ones are where the others are
+				more[i].ranks = max(1, more[i].ranks*n/s.ranks)
+			}
 		}
 		if _, exceeded := s.tightest(more, n); !exceeded {
-			return fmt.Sprintf("shard it over %d ranks (--fsdp %d --ranks %d), or make it smaller", n, n, n)
+			return fmt.Sprintf("shard it over %d ranks (--fsdp %d --ranks %d), or make it smaller", n, n, n*s.parts)
 		}
 	}
 	return "make it smaller, or shard it over the ranks of several machines (--fsdp)"
@@ -115,20 +119,29 @@ func byteText(n float64) string {
 	return fmt.Sprint(data.ByteSize(int64(math.Min(n, math.MaxInt64/2))))
 }
 
-// stateOf returns the size of a model's state in a recipe.
-func stateOf(task string, model any, ranks int) modelState {
+// stateOf returns the size of a model's state in a recipe. Tensor parallelism and the stages of
+// a pipeline cut a model evenly at best, and expert parallelism cuts experts.
+func stateOf(task string, model any, ranks int, c MeshConfig) modelState {
 	each := adamBytes
 	if task == "rec" {
 		each = adagradBytes
 	}
-	n := nn.NumParams(model)
-	return modelState{n, float64(n) * float64(each), max(1, ranks)}
+	experts := 0
+	for _, m := range nn.Modules(model) {
+		if e, ok := m.(*nn.Experts); ok {
+			experts += nn.NumParams(e)
+		}
+	}
+	n, cut := nn.NumParams(model), float64(max(c.TP, 1)*max(c.PP, 1))
+	held := (float64(n-experts) + float64(experts)/float64(max(c.EP, 1))) / cut
+	parts := c.copies() * max(c.EP, 1)
+	return modelState{n, held, held * float64(each), max(1, ranks/parts), parts}
 }
 
 // checkMemory reports a model whose state does not fit the memory that the ranks of this
 // machine may use, before they are started. The model is made on the meta device.
 func checkMemory(task string, model any, c SharedConfig) error {
-	if err := stateOf(task, model, c.Ranks).check(boundsHere(max(1, c.Ranks)), max(1, c.FSDP)); err != nil {
+	if err := stateOf(task, model, c.Ranks, c.MeshConfig).check(boundsHere(max(1, c.Ranks)), max(1, c.FSDP)); err != nil {
 		return fmt.Errorf("train %s: %w", task, err)
 	}
 	return nil
@@ -166,7 +179,7 @@ func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfi
 		}
 	}
 	var text []byte
-	if err := stateOf(task, model, group.Size()).check(bounds, max(1, c.FSDP)); err != nil {
+	if err := stateOf(task, model, group.Size(), c.MeshConfig).check(bounds, max(1, c.FSDP)); err != nil {
 		text = []byte(fmt.Sprintf("train %s: rank %d: %v", task, group.Rank(), err))
 	}
 	const mostText = 1024

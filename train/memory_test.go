@@ -19,7 +19,7 @@ import (
 // the smallest number of shards that fits.
 func TestStateKeepsToLimits(t *testing.T) {
 	const mb = 1_000_000
-	state := modelState{params: 75 * mb, bytes: 1200 * mb, ranks: 4}
+	state := modelState{params: 75 * mb, held: 75 * mb, bytes: 1200 * mb, ranks: 4, parts: 1}
 	own := bound{memlimit.Limit{Bytes: 500 * mb, Used: 100 * mb, Source: "ulimit"}, 1}
 	shared := bound{memlimit.Limit{Bytes: 2500 * mb, Source: "cgroup", Scope: "x"}, 4}
 	for _, c := range []struct {
@@ -44,6 +44,34 @@ func TestStateKeepsToLimits(t *testing.T) {
 				t.Errorf("%v lacks %q", err, w)
 			}
 		}
+	}
+}
+
+// TestStateOfComposedMeshes: the axes tp and pp cut the state of a model, ep that of experts, and
+// cp and replicate nothing. What is advised has the ranks of these axes too.
+func TestStateOfComposedMeshes(t *testing.T) {
+	c := DefaultLM()
+	c.Experts = 8
+	m := c.newModel(&nn.Build{Device: tensor.Meta}, 300)
+	whole := stateOf("lm", m, 1, MeshConfig{})
+	experts := float64(c.Layers * c.Experts * 3 * c.Width * c.mixture(300).Hidden)
+	for _, c := range []struct {
+		mesh MeshConfig
+		held float64
+	}{
+		{MeshConfig{TP: 2, PP: 3}, whole.held / 6},
+		{MeshConfig{CP: 2, Replicate: 2}, whole.held},
+		{MeshConfig{EP: 4}, whole.held - experts*3/4},
+		{MeshConfig{EP: 2, TP: 2}, (whole.held - experts/2) / 2},
+	} {
+		if s := stateOf("lm", m, 24, c.mesh); s.held != c.held || s.bytes != c.held*adamBytes || s.parts*s.ranks != 24 {
+			t.Errorf("%+v: %+v, want %v parameters a rank", c.mesh, s, c.held)
+		}
+	}
+	state := modelState{params: 100, held: 50, bytes: 800e6, ranks: 1, parts: 2}
+	want := "(--fsdp 2 --ranks 4)"
+	if err := state.check([]bound{{memlimit.Limit{Bytes: 500e6, Source: "ulimit"}, 1}}, 1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
 
