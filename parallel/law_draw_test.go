@@ -40,6 +40,7 @@ type draw struct {
 	Columns      bool   `json:",omitempty"` // cuts matrices along dim 1 where the ranks divide it
 	Evaluate     bool   `json:",omitempty"` // runs the model without gradients before each step
 	Twice        bool   `json:",omitempty"` // calls the model for two batches in each pass
+	Stepped      bool   `json:",omitempty"` // runs the passes by Strategy.Step
 	File         bool   `json:",omitempty"` // reloads from a checkpoint on disk
 }
 
@@ -58,16 +59,17 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if d.Float64 {
 		d.Optimizer = "sgd" // the optimizers of package optim take float32
 	}
-	if d.Strategy == "fsdp" {
+	if d.shards() {
 		d.Policy, d.Never, d.OneAxis = pick(r, "blocks", "size", "layers"), chance(r, 0.3), d.Replicate == 1 && chance(r, 0.5)
 		d.Columns = chance(r, 0.15)
 	}
 	d.Evaluate, d.File, d.Twice = chance(r, 0.2), chance(r, 0.2), chance(r, 0.2)
+	d.Stepped = !d.EveryPass && chance(r, 0.5)
 	d.Model = drawModel(r, d.Optimizer != "adamw" && !d.Float64) // gradients by rows are float32
 	if d.Model.branches() && d.Policy != "" {
 		d.Policy = "blocks" // every rank must run all units
 	}
-	if sizes := divisors(d.Shard); d.Strategy == "fsdp" && !d.Never && len(sizes) > 0 && chance(r, 0.9) {
+	if sizes := divisors(d.Shard); d.shards() && !d.Never && len(sizes) > 0 && chance(r, 0.9) {
 		d.Near = pick(r, sizes...)
 	}
 	return d
@@ -94,6 +96,9 @@ func divisors(n int) []int {
 	}
 	return out
 }
+
+// shards says whether the axis fsdp has shards of the parameters.
+func (d draw) shards() bool { return d.Strategy == "fsdp" || d.Strategy == "mesh" }
 
 func (d draw) ranks() int { return d.Replicate * d.Shard }
 
@@ -153,7 +158,13 @@ func (d draw) simpler() []draw {
 	add(func(d *draw) { d.Evaluate = false })
 	add(func(d *draw) { d.File = false })
 	add(func(d *draw) { d.Twice = false })
-	add(func(d *draw) { d.OneAxis = d.Strategy == "fsdp" && d.Replicate == 1 })
+	add(func(d *draw) { d.OneAxis = d.shards() && d.Replicate == 1 })
+	add(func(d *draw) { d.Stepped = false })
+	add(func(d *draw) {
+		if d.Strategy == "mesh" {
+			d.Strategy = "fsdp"
+		}
+	})
 	add(func(d *draw) { d.Shard, d.Near = 1, 0 })
 	add(func(d *draw) { d.Replicate = min(d.Replicate, 2) })
 	add(func(d *draw) { d.Shard, d.Near = min(d.Shard, 2), min(d.Near, 2) })
@@ -475,6 +486,13 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 		}
 	}
 	loss := 0.0
+	if t.draw.Stepped && t.ranks > 1 {
+		var err error
+		if loss, err = t.wholeStep(ctx, batches, valid); err != nil {
+			return err
+		}
+		batches = nil
+	}
 	for i, ranks := range batches {
 		pass := func() error {
 			l, err := t.pass(ctx, ranks, valid)
@@ -533,17 +551,33 @@ func (t *trainer) evaluate(ctx context.Context, ranks []lawBatch) (err error) {
 // pass runs forward and backward on some ranks' batches, and returns the sum of
 // their losses divided by the tokens that count.
 func (t *trainer) pass(ctx context.Context, ranks []lawBatch, valid int) (loss float64, err error) {
+	c := t.carrier(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	sum := t.sum(c, ranks)
+	loss = sum.Item() / float64(valid)
+	// A strategy takes the mean over the ranks of what is to be a sum.
+	if _, one := t.strategy.(*Single); one {
+		c.Tape().ScaleGrads(1 / float64(t.ranks))
+	}
+	return loss, sum.MulScalar(float64(t.ranks) / float64(valid)).Backward(ctx)
+}
+
+// carrier is that of a training pass.
+func (t *trainer) carrier(ctx context.Context) *nn.Ctx {
 	var opts []nn.CtxOption
 	if t.draw.BFloat16 {
 		opts = append(opts, nn.WithAutocast(tensor.BFloat16))
 	}
 	c := nn.Training(ctx, opts...)
-	defer c.Close()
-	defer c.Recover(&err)
 	for _, i := range t.around {
 		c = c.With(i)
 	}
-	var sum *tensor.Tensor
+	return c
+}
+
+// sum is the sum of the losses of some ranks' batches.
+func (t *trainer) sum(c *nn.Ctx, ranks []lawBatch) (sum *tensor.Tensor) {
 	for _, b := range ranks {
 		l := b.loss(c, t.strategy)
 		if sum != nil {
@@ -554,12 +588,25 @@ func (t *trainer) pass(ctx context.Context, ranks []lawBatch, valid int) (loss f
 	if t.draw.LossScale != 0 {
 		sum = sum.MulScalar(t.draw.LossScale)
 	}
-	loss = sum.Item() / float64(valid)
-	// A strategy takes the mean over the ranks of what is to be a sum.
-	if _, one := t.strategy.(*Single); one {
-		c.Tape().ScaleGrads(1 / float64(t.ranks))
+	return sum
+}
+
+// wholeStep runs the passes of a step by Strategy.Step, and returns the loss.
+func (t *trainer) wholeStep(ctx context.Context, batches [][]lawBatch, valid int) (float64, error) {
+	var microbatches []Microbatch
+	for _, ranks := range batches {
+		microbatches = append(microbatches, Microbatch{
+			Carrier: t.carrier,
+			Loss: func(c *nn.Ctx) *tensor.Tensor {
+				return t.sum(c, ranks).MulScalar(float64(t.ranks) / float64(valid))
+			},
+		})
 	}
-	return loss, sum.MulScalar(float64(t.ranks) / float64(valid)).Backward(ctx)
+	loss, err := t.strategy.Step(ctx, microbatches)
+	if err != nil {
+		return 0, err
+	}
+	return loss.Item() / float64(t.ranks), nil
 }
 
 // update applies one step of the optimizer.
@@ -585,7 +632,7 @@ func (t *trainer) keepState() {
 // cutOf is how a parameter of some whole shape lies. Sparse parameters are whole on
 // every rank, as long as they are trained.
 func (d draw) cutOf(p *nn.Parameter, shape []int) cut {
-	if d.Strategy != "fsdp" || p.Sparse && !p.Frozen {
+	if !d.shards() || p.Sparse && !p.Frozen {
 		return cut{chunks: 1}
 	}
 	return cut{d.dimOf(shape), d.Shard}
@@ -603,6 +650,14 @@ func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, err
 	if d.Strategy == "ddp" {
 		return NewDDP(ctx, model, g, small)
 	}
+	opts := d.options()
+	if d.Strategy == "mesh" {
+		m, err := lawSizes{Replicate: d.Replicate, FSDP: d.Shard}.newMesh(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		return Parallelize(ctx, model, m, Config{FSDP: opts, DDP: []DDPOption{small}})
+	}
 	axes := []mesh.Axis{{Name: "replicate", Size: d.Replicate}, {Name: "fsdp", Size: d.Shard}}
 	if d.OneAxis {
 		axes = axes[1:]
@@ -611,7 +666,11 @@ func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, err
 	if err != nil {
 		return nil, err
 	}
-	var opts []FSDPOption
+	return FullyShard(ctx, model, m, opts...)
+}
+
+// options are those of FSDP.
+func (d draw) options() (opts []FSDPOption) {
 	switch d.Policy {
 	case "size":
 		opts = append(opts, WithPolicy(BySize(400)))
@@ -630,5 +689,5 @@ func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, err
 	if d.Near > 0 && d.Shard%d.Near == 0 { // a state is reloaded on other ranks too
 		opts = append(opts, WithReshard(WithinGroupsOf(d.Near)))
 	}
-	return FullyShard(ctx, model, m, opts...)
+	return opts
 }

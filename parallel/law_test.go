@@ -5,6 +5,7 @@ package parallel
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -20,10 +21,12 @@ import (
 var (
 	numDraws = flag.Int("draws", 200, "how many models and splits TestLaw draws")
 	oneDraw  = flag.String("draw", "", "the only draw of TestLaw, as it prints one that fails")
+
+	drawnAxes = flag.String("axes", "", "the axes of the meshes that TestLawOfMeshes draws, all by default")
 )
 
 // lawStrategies are those that the law is tested for.
-var lawStrategies = []string{"ddp", "fsdp"}
+var lawStrategies = []string{"ddp", "fsdp", "mesh"}
 
 // TestLaw: any way to split a model's training among ranks equals one rank's.
 // Models and splits are drawn at random; see draw and modelDraw. Loss, norm,
@@ -86,16 +89,22 @@ func mapKeys[V any](m map[string]V) func(yield func(string) bool) {
 	}
 }
 
+// drawn is a draw that can be checked and made simpler.
+type drawn[D any] interface {
+	check(t *testing.T) error
+	simpler() []D
+}
+
 // simplify returns a draw that fails and of which nothing can be left out, as far
 // as a hundred trials go.
-func simplify(t *testing.T, d draw, err error) (draw, error) {
+func simplify[D drawn[D]](t *testing.T, d D, err error) (D, error) {
 	trials := 0
 again:
 	for _, e := range d.simpler() {
 		if trials++; trials > 100 {
 			break
 		}
-		if now := e.check(t); now != nil {
+		if now := e.check(t); now != nil && !errors.Is(now, errTie) {
 			d, err = e, now
 			goto again
 		}
@@ -228,39 +237,60 @@ func joinParts(parts []part, shape []int, c cut) (part, error) {
 // rounding is how far one rank's results may be from themselves: by its absolute
 // error. Sums that nearly cancel have more of it than the limits allow.
 type rounding struct {
-	losses, evaluations, norms, scales [numSteps + 1]float64
+	losses, evaluations, norms, scales []float64 // of each step; none is 0
 	grads, state                       map[string]float64
 }
 
-// rounding trains variants of one rank, and takes ten times what is furthest from
-// want. Gradients may also be off by a share of what the single batches contribute.
-func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
-	var r rounding
-	var err error
-	if r.grads, err = d.terms(ctx); err != nil {
-		return r, err
+// nth returns one of the numbers of steps, 0 if there is none.
+func nth(steps []float64, i int) float64 {
+	if i < len(steps) {
+		return steps[i]
 	}
+	return 0
+}
+
+// raise makes the most that the numbers of steps may be off as large as ten times the difference of
+// two outcomes.
+func raise(most *[]float64, a, b []float64) {
+	for i := range b {
+		if i == len(*most) {
+			*most = append(*most, 0)
+		}
+		(*most)[i] = max((*most)[i], 10*math.Abs(a[i]-b[i]))
+	}
+}
+
+// rounding trains variants of one rank.
+func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
 	share := 1e-6
 	if d.Mixed {
 		share = 1e-2
+	}
+	return roundingOf(want, share, func() (map[string]float64, error) { return d.terms(ctx) },
+		func(variant int) (outcome, error) { return d.alone(ctx, variant) })
+}
+
+// roundingOf takes ten times what is furthest from want among variants. Gradients may
+// also be off by a share of what the single batches contribute: their terms.
+func roundingOf(want outcome, share float64, terms func() (map[string]float64, error), train func(variant int) (outcome, error)) (rounding, error) {
+	var r rounding
+	var err error
+	if r.grads, err = terms(); err != nil {
+		return r, err
 	}
 	for name := range r.grads {
 		r.grads[name] *= share
 	}
 	r.state = make(map[string]float64)
 	for variant := 1; variant <= 4; variant++ {
-		other, err := d.alone(ctx, variant)
+		other, err := train(variant)
 		if err != nil {
 			return r, fmt.Errorf("variant %d: %w", variant, err)
 		}
-		for i := range want.losses {
-			r.losses[i] = max(r.losses[i], 10*math.Abs(other.losses[i]-want.losses[i]))
-			if d.Evaluate {
-				r.evaluations[i] = max(r.evaluations[i], 10*math.Abs(other.evaluations[i]-want.evaluations[i]))
-			}
-			r.norms[i] = max(r.norms[i], 10*math.Abs(other.norms[i]-want.norms[i]))
-			r.scales[i] = max(r.scales[i], 10*math.Abs(other.scales[i]-want.scales[i]))
-		}
+		raise(&r.losses, other.losses, want.losses)
+		raise(&r.evaluations, other.evaluations, want.evaluations)
+		raise(&r.norms, other.norms, want.norms)
+		raise(&r.scales, other.scales, want.scales)
 		spread(r.grads, other.grads, want.grads)
 		spread(r.state, other.state, want.state)
 	}
@@ -287,24 +317,8 @@ func (d draw) compare(got, want outcome, own rounding) error {
 	case d.Mixed: // gradients are rounded to 8 bits, and sums of them too
 		limit = 3e-2
 	}
-	for i := range got.losses {
-		if !isNear(got.losses[i], want.losses[i], limit, own.losses[i]) {
-			return fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
-		}
-		if d.Evaluate && !isNear(got.evaluations[i], want.evaluations[i], limit, own.evaluations[i]) {
-			return fmt.Errorf("step %d: the loss without gradients is %v, want %v", i, got.evaluations[i], want.evaluations[i])
-		}
-		if i == 0 {
-			if err := closeParts("gradient of ", got.grads, want.grads, limit, own.grads); err != nil {
-				return err
-			}
-		}
-		if !isNear(got.norms[i], want.norms[i], limit, own.norms[i]) {
-			return fmt.Errorf("step %d: the norm of the gradients is %v, want %v", i, got.norms[i], want.norms[i])
-		}
-		if !isNear(got.scales[i], want.scales[i], limit, own.scales[i]) {
-			return fmt.Errorf("step %d: gradients are clipped by %v, want %v", i, got.scales[i], want.scales[i])
-		}
+	if err := compareSteps(got, want, own, limit); err != nil {
+		return err
 	}
 	if d.Optimizer == "adamw" {
 		limit = 1e-4
@@ -318,6 +332,30 @@ func (d draw) compare(got, want outcome, own rounding) error {
 	}
 	want.state["seen"] = got.state["seen"] // of one rank, it counts the passes of all
 	return closeParts("", got.state, want.state, limit, own.state)
+}
+
+// compareSteps compares what the steps gave: losses, norms, and the first gradients.
+func compareSteps(got, want outcome, own rounding, limit float64) error {
+	for i := range got.losses {
+		if !isNear(got.losses[i], want.losses[i], limit, nth(own.losses, i)) {
+			return fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
+		}
+		if len(want.evaluations) > 0 && !isNear(got.evaluations[i], want.evaluations[i], limit, nth(own.evaluations, i)) {
+			return fmt.Errorf("step %d: the loss without gradients is %v, want %v", i, got.evaluations[i], want.evaluations[i])
+		}
+		if i == 0 {
+			if err := closeParts("gradient of ", got.grads, want.grads, limit, own.grads); err != nil {
+				return err
+			}
+		}
+		if !isNear(got.norms[i], want.norms[i], limit, nth(own.norms, i)) {
+			return fmt.Errorf("step %d: the norm of the gradients is %v, want %v", i, got.norms[i], want.norms[i])
+		}
+		if !isNear(got.scales[i], want.scales[i], limit, nth(own.scales, i)) {
+			return fmt.Errorf("step %d: gradients are clipped by %v, want %v", i, got.scales[i], want.scales[i])
+		}
+	}
+	return nil
 }
 
 // isNear compares numbers.
@@ -361,7 +399,7 @@ func closeParts(what string, got, want map[string]part, limit float64, own map[s
 // a new model that is split in another way, and compares what its next step begins with.
 func (d draw) reload(t *testing.T, got, want outcome, own rounding, dir string) error {
 	other := d
-	if d.Strategy == "fsdp" {
+	if d.shards() {
 		other.Replicate, other.Shard, other.OneAxis = d.Shard, d.Replicate, false
 	}
 	again, err := other.onRanks(t, got.state, dir)
@@ -375,10 +413,16 @@ func (d draw) reload(t *testing.T, got, want outcome, own rounding, dir string) 
 	case d.Mixed:
 		limit = 3e-2
 	}
-	if got, want := again.losses[0], want.losses[numSteps]; !isNear(got, want, limit, own.losses[numSteps]) {
+	return reloadedAs(again, want, own, limit)
+}
+
+// reloadedAs compares the step after a reload with the one that follows on one rank.
+func reloadedAs(again, want outcome, own rounding, limit float64) error {
+	last := len(want.losses) - 1
+	if got, want := again.losses[0], want.losses[last]; !isNear(got, want, limit, nth(own.losses, last)) {
 		return fmt.Errorf("reloaded: the loss is %v, want %v", got, want)
 	}
-	if got, want := again.norms[0], want.norms[numSteps]; !isNear(got, want, limit, own.norms[numSteps]) {
+	if got, want := again.norms[0], want.norms[last]; !isNear(got, want, limit, nth(own.norms, last)) {
 		return fmt.Errorf("reloaded: the norm of the gradients is %v, want %v", got, want)
 	}
 	return nil

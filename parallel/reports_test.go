@@ -25,6 +25,7 @@ import (
 var splitsOf = map[string][][2]int{
 	"ddp":  {{1, 1}, {2, 1}, {3, 1}},
 	"fsdp": {{1, 1}, {1, 2}, {1, 3}, {2, 1}, {2, 2}, {1, 8}},
+	"mesh": {{1, 3}, {2, 1}, {2, 2}},
 }
 
 // usual is a model with a block, a norm and an embedding.
@@ -219,7 +220,7 @@ func TestUnfrozenAfterThePass(t *testing.T) {
 	for _, strategy := range lawStrategies {
 		d := usual()
 		d.Strategy, d.Replicate, d.Shard = strategy, 2, 1
-		if strategy == "fsdp" {
+		if d.shards() {
 			d.Replicate, d.Shard = 1, 2
 		}
 		d.Model.Frozen = []string{"blocks.0.up.weight"}
