@@ -89,15 +89,15 @@ func mapKeys[V any](m map[string]V) func(yield func(string) bool) {
 	}
 }
 
-// drawn is a draw that can be checked and made simpler.
-type drawn[D any] interface {
+// simplifiable is a draw that can be checked and made simpler.
+type simplifiable[D any] interface {
 	check(t *testing.T) error
 	simpler() []D
 }
 
 // simplify returns a draw that fails and of which nothing can be left out, as far
 // as a hundred trials go.
-func simplify[D drawn[D]](t *testing.T, d D, err error) (D, error) {
+func simplify[D simplifiable[D]](t *testing.T, d D, err error) (D, error) {
 	trials := 0
 again:
 	for _, e := range d.simpler() {
