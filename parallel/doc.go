@@ -88,6 +88,7 @@
 //	parallelize.go      Parallel: a model that is split over all axes of a mesh
 //	cut.go              what each rank holds of a parameter, its layout and its first values
 //	lay.go              how a parameter lies, and what each way to split a model is to Parallel
+//	sizes.go            NewMesh: the sizes of its axes
 //	split.go            the groups over which gradients are summed, by parameter
 //	plan.go             Plan: which module has which style of tensor parallelism; plan_roles.go
 //	                    finds the modules, and says how their parameters are cut

@@ -21,6 +21,8 @@ import (
 type Config struct {
 	FSDP []FSDPOption // of the axis fsdp
 	DDP  []DDPOption  // of a mesh without it
+	Plan Plan         // how the axis tp cuts modules; nil is the model's own: see TensorPlanner
+	TP   TPConfig
 }
 
 // Parallel is a model that is split over all axes of a mesh at once. It is a [Strategy].
@@ -177,13 +179,26 @@ func (p *Parallel) layOut(ctx context.Context) error {
 // makeParts makes what splits the model over each axis beside replicate and fsdp: outermost
 // first, pp, cp, ep, tp.
 func (p *Parallel) makeParts() error {
+	if p.has(tensorAxis) {
+		t, err := newTensorParallel(p.Model, p.mesh, p.config.Plan, p.config.TP, p.lays)
+		if err != nil {
+			return err
+		}
+		t.lossFollows = p.inStep
+		p.parts = append(p.parts, t)
+	}
 	for _, a := range p.pass.Axes() {
-		isFor := func(s splitter) bool { return s.axis() == a.Name }
-		if a.Name != replicateAxis && a.Name != shardAxis && !slices.ContainsFunc(p.parts, isFor) {
+		if a.Name != replicateAxis && a.Name != shardAxis && p.has(a.Name) {
 			return fmt.Errorf("the mesh has an axis %s, over which nothing is split", a.Name)
 		}
 	}
 	return nil
+}
+
+// has reports whether the mesh has an axis of two ranks or more that no part is for yet.
+func (p *Parallel) has(axis string) bool {
+	i, err := p.mesh.Index(axis)
+	return err == nil && p.mesh.Shape()[i] > 1 && !slices.ContainsFunc(p.parts, func(s splitter) bool { return s.axis() == axis })
 }
 
 // makeEngine makes what sums the gradients.
@@ -241,7 +256,7 @@ func (p *Parallel) IsAway(q *nn.Parameter) bool { return p.lays[q].away }
 
 // around adds the interceptors of the parts to a carrier.
 func (p *Parallel) around(c *nn.Ctx) *nn.Ctx {
-	if p.inStep(c) {
+	if p.inStep(c.Tape()) {
 		return c
 	}
 	c.ReadShards()
@@ -263,7 +278,7 @@ func (p *Parallel) within(c *nn.Ctx) *nn.Ctx {
 
 // inStep reports whether a pass is one of Step, so that a part may leave the results of the
 // model cut for the loss. In other passes they are whole.
-func (p *Parallel) inStep(c *nn.Ctx) bool { return p.steps[c.Tape()] }
+func (p *Parallel) inStep(tape *tensor.Tape) bool { return p.steps[tape] }
 
 // Forward runs a model that is an nn.Module.
 func (p *Parallel) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {

@@ -253,3 +253,30 @@ func TestBadComposition(t *testing.T) {
 		}
 	}
 }
+
+// TestSizes: the sizes that are left out follow from the number of ranks.
+func TestSizes(t *testing.T) {
+	for _, c := range []struct {
+		sizes Sizes
+		ranks int
+		want  string
+	}{
+		{Sizes{}, 1, "[]"},
+		{Sizes{}, 4, "[{replicate 4}]"},
+		{Sizes{TP: 2}, 8, "[{replicate 4} {tp 2}]"},
+		{Sizes{Replicate: 1, TP: 2, PP: 2}, 8, "[{pp 2} {fsdp 2} {tp 2}]"},
+		{Sizes{Replicate: 2, FSDP: 1, EP: 2, CP: 2}, 8, "[{replicate 2} {ep 2} {cp 2}]"},
+		{Sizes{Replicate: 2, FSDP: 2}, 8, "mesh: replicate 2 × fsdp 2 = 4 ranks, and there are 8 ranks: 8 % 4 = 0; change"},
+		{Sizes{TP: 3}, 8, "mesh: tp 3 = 3 ranks, and there are 8 ranks: 8 % 3 = 2; change"},
+		{Sizes{TP: -1}, 8, "mesh: axis tp has the size -1"},
+	} {
+		axes, err := c.sizes.solve(c.ranks)
+		got := fmt.Sprint(axes)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, c.want) {
+			t.Errorf("%+v for %d ranks: %s, want %s", c.sizes, c.ranks, got, c.want)
+		}
+	}
+}

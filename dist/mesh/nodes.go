@@ -33,6 +33,18 @@ func ByNode(ctx context.Context, g *dist.Group, between, within string) (*Mesh, 
 	return Over(ctx, g, ranks, axes...)
 }
 
+// NodeOrder returns the ranks of g in the order of their nodes: nodes come in the order of their
+// first ranks, and the ranks of a node in their order in g. If the node of a rank is not known, the
+// order is that of g.
+func NodeOrder(g *dist.Group) []int {
+	nodes := g.Nodes()
+	if slices.Contains(nodes, "") {
+		return count(g.Size())
+	}
+	_, ranks := byNode(nodes)
+	return slices.Concat(ranks...)
+}
+
 // NodesError says that the nodes of a group's ranks make no grid.
 type NodesError struct {
 	Nodes []string // by rank in the group
