@@ -23,6 +23,8 @@ type Config struct {
 	DDP  []DDPOption  // of a mesh without it
 	Plan Plan         // how the axis tp cuts modules; nil is the model's own: see TensorPlanner
 	TP   TPConfig
+	// Context says how attention runs over the axis cp.
+	Context ContextConfig
 }
 
 // Parallel is a model that is split over all axes of a mesh at once. It is a [Strategy].
@@ -179,6 +181,21 @@ func (p *Parallel) layOut(ctx context.Context) error {
 // makeParts makes what splits the model over each axis beside replicate and fsdp: outermost
 // first, pp, cp, ep, tp.
 func (p *Parallel) makeParts() error {
+	if p.has(contextAxis) {
+		cp, err := newContextParallel(p.Model, p.mesh, p.config.Context)
+		if err != nil {
+			return err
+		}
+		cp.inStep = func(c *nn.Ctx) bool { return p.inStep(c.Tape()) }
+		p.parts = append(p.parts, cp)
+	}
+	if p.has(expertAxis) {
+		ep, err := newExpertParallel(p)
+		if err != nil {
+			return err
+		}
+		p.parts = append(p.parts, ep)
+	}
 	if p.has(tensorAxis) {
 		t, err := newTensorParallel(p.Model, p.mesh, p.config.Plan, p.config.TP, p.lays)
 		if err != nil {

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// composedModel is a language model that all axes can split.
+type composedModel struct {
+	name  string
+	build func(b *nn.Build) nn.Module
+}
+
+const (
+	composedVocab = 53
+	composedTime  = 16
+)
+
+var (
+	composedGPT = composedModel{"gpt", func(b *nn.Build) nn.Module {
+		return models.NewGPT(b, models.GPTConfig{Vocab: composedVocab, Context: composedTime, Width: 24, Heads: 4, Layers: 4})
+	}}
+	composedLlama = composedModel{"llama", func(b *nn.Build) nn.Module {
+		return models.NewLlama(b, models.LlamaConfig{Vocab: composedVocab, Context: composedTime, Width: 24, Hidden: 33, Heads: 4, KeyHeads: 2, Layers: 4})
+	}}
+	composedMoE = composedModel{"moe", func(b *nn.Build) nn.Module {
+		return models.NewMoETransformer(b, models.MoEConfig{
+			LlamaConfig: models.LlamaConfig{Vocab: composedVocab, Context: composedTime, Width: 24, Hidden: 20, Heads: 4, KeyHeads: 2, Layers: 4},
+			Experts:     6, Active: 2, SharedHidden: 12, Router: nn.MoEOptions{Balance: 0.01},
+		})
+	}}
+)
+
+const (
+	composedRows         = 4 // of all samplers, in a microbatch of each
+	composedMicrobatches = 2 // of a step of a sampler
+	composedSteps        = 3
+)
+
+// composedPasses are the microbatches of a step of a sampler, one of so many. Each counts by share.
+func composedPasses(s Strategy, step, sampler, samplers int, share float64) []Microbatch {
+	var passes []Microbatch
+	for micro := range composedMicrobatches {
+		per := composedRows / samplers
+		var in, out []int64
+		for row := sampler * per; row < (sampler+1)*per; row++ {
+			for t := range composedTime {
+				x := step*131 + row*17 + micro*29 + t*t*7 + t*3
+				in, out = append(in, int64(x%composedVocab)), append(out, int64((x*5+t)%composedVocab))
+			}
+		}
+		ids, targets := tensor.FromInt64(in, per, composedTime), tensor.FromInt64(out, per, composedTime)
+		passes = append(passes, Microbatch{
+			Carrier: func(ctx context.Context) *nn.Ctx { return nn.Training(ctx) },
+			Loss: func(c *nn.Ctx) *tensor.Tensor {
+				return c.CallN(&nn.CrossEntropyLoss{}, c.Call(s, ids), targets)[0].MulScalar(share)
+			},
+		})
+	}
+	return passes
+}
+
+// composedRun is what training has come to.
+type composedRun struct {
+	losses, norms []float64
+	grads, values map[string][]float32 // gradients of the first step, values after the last
+	logits        []float32            // of an evaluation
+}
+
+// train takes steps of passes with a model. mean returns the mean of a number over the samplers,
+// and whole the gradients or the values of the whole model.
+func (run *composedRun) train(ctx context.Context, s Strategy, passes func(step int) []Microbatch, mean func(x float64) (float64, error),
+	whole func(of func(q *nn.Parameter) *tensor.Tensor) (map[string][]float32, error),
+) error {
+	params := slices.DeleteFunc(nn.Parameters(s), func(q *nn.Parameter) bool { return q.Data().Device() == tensor.Meta })
+	opt := optim.NewSGD(params, optim.SGDOptions{LR: 0.3, Momentum: 0.9})
+	for step := range composedSteps {
+		opt.ZeroGrad()
+		sum, err := s.Step(ctx, passes(step))
+		if err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
+		}
+		if step == 0 {
+			if run.grads, err = whole(gradOf); err != nil {
+				return err
+			}
+		}
+		norm, scale, err := s.ClipGradNorm(ctx, params, 0.5)
+		if err != nil {
+			return err
+		}
+		opt.Step(scale)
+		loss, err := mean(sum.Item())
+		if err != nil {
+			return err
+		}
+		run.losses, run.norms = append(run.losses, loss), append(run.norms, norm.Item())
+	}
+	var err error
+	if run.values, err = whole(dataOf); err != nil {
+		return err
+	}
+	run.logits, err = evaluated(ctx, s)
+	return err
+}
+
+// evaluated returns what a strategy gives in an evaluation.
+func evaluated(ctx context.Context, s Strategy) (logits []float32, err error) {
+	c := nn.Evaluation(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	ids := make([]int64, composedTime)
+	for i := range ids {
+		ids[i] = int64(i * i % composedVocab)
+	}
+	return c.Call(s, tensor.FromInt64(ids, 1, composedTime)).Float32s(), nil
+}
+
+// alone trains on one rank, which does the work of so many samplers.
+func (m composedModel) alone(t *testing.T, samplers int) *composedRun {
+	t.Helper()
+	model := m.build(&nn.Build{Generator: tensor.NewGenerator(7)})
+	s, err := NewSingle(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := &composedRun{}
+	passes := func(step int) (all []Microbatch) {
+		for sampler := range samplers {
+			all = append(all, composedPasses(s, step, sampler, samplers, 1/float64(samplers*composedMicrobatches))...)
+		}
+		return all
+	}
+	whole := func(of func(q *nn.Parameter) *tensor.Tensor) (map[string][]float32, error) {
+		out := map[string][]float32{}
+		for _, q := range nn.Parameters(model) {
+			out[q.Name()] = of(q).Float32s()
+		}
+		return out, nil
+	}
+	if err := run.train(t.Context(), s, passes, func(x float64) (float64, error) { return x, nil }, whole); err != nil {
+		t.Fatal(err)
+	}
+	return run
+}
+
+// split trains on the ranks of a mesh.
+func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c Config, onMeta bool) (*composedRun, error) {
+	grid, err := NewMesh(ctx, g, sizes)
+	if err != nil {
+		return nil, err
+	}
+	defer grid.Close()
+	b := &nn.Build{Generator: tensor.NewGenerator(7)}
+	if onMeta {
+		b.Device = tensor.Meta
+	}
+	p, err := Parallelize(ctx, m.build(b), grid, c)
+	if err == nil && onMeta {
+		err = p.Materialize(ctx, tensor.CPU())
+	}
+	if err != nil {
+		return nil, err
+	}
+	samplers := numSamplers(grid)
+	run := &composedRun{}
+	passes := func(step int) []Microbatch {
+		return composedPasses(p, step, samplerOf(grid), samplers, 1.0/composedMicrobatches)
+	}
+	mean := func(x float64) (float64, error) { // each sampler is as many ranks
+		t := tensor.New(tensor.CPU(), tensor.Float64)
+		t.Fill(x)
+		err := g.AllReduce(ctx, t, dist.Avg)
+		return t.Item(), err
+	}
+	whole := func(of func(q *nn.Parameter) *tensor.Tensor) (map[string][]float32, error) {
+		return wholeValues(ctx, p, of)
+	}
+	return run, run.train(ctx, p, passes, mean, whole)
+}
+
+// samplerOf returns which of the samplers of a mesh this rank is, or works for.
+func samplerOf(m *mesh.Mesh) int {
+	n := 0
+	for i, a := range m.Axes() {
+		for _, k := range knownAxes {
+			if k.name == a.Name && k.samples {
+				n = n*a.Size + m.Coordinate()[i]
+			}
+		}
+	}
+	return n
+}
+
+// difference returns how far two runs are from each other.
+func (run *composedRun) difference(t *testing.T, want *composedRun) error {
+	t.Helper()
+	for i := range want.losses {
+		if !(math.Abs(run.losses[i]/want.losses[i]-1) < 1e-5) {
+			return fmt.Errorf("the losses are %v, of one rank %v", run.losses, want.losses)
+		}
+		if !(math.Abs(run.norms[i]/want.norms[i]-1) < 2e-5) {
+			return fmt.Errorf("the norms are %v, of one rank %v", run.norms, want.norms)
+		}
+	}
+	if worst, where := difference(t, run.grads, want.grads); !(worst < 1e-4) {
+		return fmt.Errorf("the gradient of %s is off by %.2g", where, worst)
+	}
+	if worst, where := difference(t, run.values, want.values); !(worst < 1e-4) {
+		return fmt.Errorf("the values of %s are off by %.2g", where, worst)
+	}
+	if worst, _ := difference(t, map[string][]float32{"logits": run.logits}, map[string][]float32{"logits": want.logits}); !(worst < 1e-4) {
+		return fmt.Errorf("the logits of an evaluation are off by %.2g", worst)
+	}
+	return nil
+}
+
+// TestPairsOfAxes: every pair of axes, two ranks each, trains as one rank does.
+func TestPairsOfAxes(t *testing.T) {
+	const n = 2
+	for _, c := range []struct {
+		model composedModel
+		sizes Sizes
+	}{
+		{composedGPT, Sizes{Replicate: n, FSDP: n}},
+		{composedGPT, Sizes{Replicate: n, TP: n}},
+		{composedGPT, Sizes{FSDP: n, TP: n}},
+		{composedLlama, Sizes{FSDP: n, TP: n}},
+		{composedGPT, Sizes{Replicate: n, CP: n}},
+		{composedLlama, Sizes{FSDP: n, CP: n}},
+		{composedLlama, Sizes{CP: n, TP: n}},
+		{composedMoE, Sizes{Replicate: n, EP: n}},
+		{composedMoE, Sizes{FSDP: n, EP: n}},
+		{composedMoE, Sizes{EP: n, CP: n}},
+		{composedMoE, Sizes{EP: n, TP: n}},
+	} {
+		t.Run(fmt.Sprintf("%s %+v", c.model.name, c.sizes), func(t *testing.T) {
+			ranks := c.sizes.product()
+			samplers := 1
+			for _, size := range []int{c.sizes.Replicate, c.sizes.FSDP, c.sizes.EP} {
+				samplers *= max(size, 1)
+			}
+			c.sizes.Replicate, c.sizes.FSDP = max(c.sizes.Replicate, 1), max(c.sizes.FSDP, 1)
+			want := c.model.alone(t, samplers)
+			for _, onMeta := range []bool{false, true} {
+				err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+					run, err := c.model.split(ctx, g, c.sizes, Config{}, onMeta)
+					if err == nil {
+						err = run.difference(t, want)
+					}
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
