@@ -171,6 +171,7 @@ var untyped = map[string]string{
 	"gather":          "checksums, which are compared",
 	"agree":           "what the ranks have called, which is compared",
 	"ReduceStats":     "statistics of a batch norm, which adds them up itself",
+	"balanceExperts":  "how often each expert was chosen, which is compared with the mean of all: a factor changes nothing",
 }
 
 // TestCollectivesAreTyped: values and gradients are communicated only through the
