@@ -87,7 +87,7 @@ func (p *contextPass) exchanged(ctx context.Context, tape *tensor.Tape, x *tenso
 	} else {
 		shape[1], shape[2] = p.z.len(p.rank), shape[2]*n
 	}
-	y := newUnder(tape, x.Device(), x.DType(), shape...)
+	y := tape.New(x.Device(), x.DType(), shape...)
 	if x.Device() == tensor.Meta {
 		return y, nil
 	}
@@ -106,10 +106,10 @@ func (p *contextPass) swap(ctx context.Context, scratch *tensor.Tape, y, in *ten
 		if toHeads {
 			h := shape[3] / n
 			srcs[r] = in.Narrow(3, r*h, h)
-			dsts[r] = newUnder(scratch, in.Device(), in.DType(), shape[0], p.z.len(r), shape[2], h, shape[4])
+			dsts[r] = scratch.New(in.Device(), in.DType(), shape[0], p.z.len(r), shape[2], h, shape[4])
 		} else {
 			srcs[r] = p.z.take(in, 1, r)
-			dsts[r] = newUnder(scratch, in.Device(), in.DType(), shape[0], p.z.len(p.rank), shape[2], shape[3], shape[4])
+			dsts[r] = scratch.New(in.Device(), in.DType(), shape[0], p.z.len(p.rank), shape[2], shape[3], shape[4])
 		}
 	}
 	if err := p.group.AllToAll(ctx, dsts, srcs); err != nil {

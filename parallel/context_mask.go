@@ -201,7 +201,7 @@ func (p *contextPass) gather(c *nn.Ctx, t *tensor.Tensor, dim int) *tensor.Tenso
 // rank has whole, a rank takes that of its tokens.
 func (p *contextPass) whole(c *nn.Ctx, t *tensor.Tensor) *tensor.Tensor {
 	whole := p.gather(c, t, 1)
-	y := newUnder(c.Tape(), whole.Device(), whole.DType(), whole.Shape()...)
+	y := c.Tape().New(whole.Device(), whole.DType(), whole.Shape()...)
 	y.CopyFrom(whole)
 	whole.Free()
 	pass := sharding.Of(c.Tape())

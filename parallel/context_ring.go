@@ -74,9 +74,9 @@ func (p *contextPass) ring(c *nn.Ctx, m *nn.DotProductAttention, x []*tensor.Ten
 	r.blocks = tensor.NewAttentionBlocks(r.q.Dim(3), o)
 	r.pairs = o.Dropout > 0 || given != nil || p.documents != nil || m.Window > 0 && m.Window < p.z.time
 
-	y := newUnder(c.Tape(), r.q.Device(), r.q.DType(), r.q.Shape()...)
+	y := c.Tape().New(r.q.Device(), r.q.DType(), r.q.Shape()...)
 	r.out = y
-	r.lse = newUnder(c.Tape(), r.q.Device(), tensor.Float32, r.q.Dim(0), r.q.Dim(2), r.q.Dim(1))
+	r.lse = c.Tape().New(r.q.Device(), tensor.Float32, r.q.Dim(0), r.q.Dim(2), r.q.Dim(1))
 	if err := r.forward(c); err != nil {
 		c.Fail(err)
 	}
@@ -90,7 +90,7 @@ func (p *contextPass) ring(c *nn.Ctx, m *nn.DotProductAttention, x []*tensor.Ten
 		if err != nil || len(inputs) > 1 {
 			return []*tensor.Tensor{dq, dk, dv}, err
 		}
-		whole := newUnder(r.tape, g.Device(), tensor.Float32, inputs[0].Shape()...)
+		whole := r.tape.New(g.Device(), tensor.Float32, inputs[0].Shape()...)
 		wq, wk, wv := packedHeads(whole, m.HeadDim)
 		wq.CopyFrom(dq)
 		wk.CopyFrom(dk)
@@ -109,11 +109,6 @@ func packedHeads(qkv *tensor.Tensor, dim int) (q, k, v *tensor.Tensor) {
 	}
 	h := qkv.Untracked().Contiguous().Reshape(qkv.Dim(0), qkv.Dim(1), 3, width/3/dim, dim)
 	return h.Select(2, 0), h.Select(2, 1), h.Select(2, 2)
-}
-
-// newUnder returns zeros that a tape owns.
-func newUnder(tape *tensor.Tape, dev tensor.Device, dtype tensor.DType, shape ...int) *tensor.Tensor {
-	return tape.Adopt(tensor.New(dev, dtype, shape...))
 }
 
 // attentionInputs returns the operands of an attention in the dtype that it computes in.
@@ -272,8 +267,8 @@ func (r *ring) forward(ctx context.Context) error {
 // with the rank from which they come.
 func (r *ring) backward(ctx context.Context, g *tensor.Tensor) (dq, dk, dv *tensor.Tensor, err error) {
 	n := r.group.Size()
-	dq = newUnder(r.tape, r.q.Device(), tensor.Float32, r.q.Shape()...)
-	home := newUnder(r.tape, r.k.Device(), tensor.Float32, 2, r.k.Dim(0), r.k.Dim(1), r.k.Dim(2), r.k.Dim(3))
+	dq = r.tape.New(r.q.Device(), tensor.Float32, r.q.Shape()...)
+	home := r.tape.New(r.k.Device(), tensor.Float32, 2, r.k.Dim(0), r.k.Dim(1), r.k.Dim(2), r.k.Dim(3))
 	kv := r.own()
 	var sent *tensor.Tensor // gradients on their way to the next rank
 	var sending *dist.Work
