@@ -26,6 +26,7 @@ type contextCase struct {
 	padding   bool    // of BERT, by a mask
 	recompute bool
 	low       bool // bfloat16
+	added     bool // with the losses of modules
 	loss      nn.CrossEntropyLoss
 }
 
@@ -159,6 +160,9 @@ func (cc contextCase) pass(ctx context.Context, model any, p *contextParallel, b
 		q.ZeroGrad()
 	}
 	l := inner.CallN(&cc.loss, callModel(inner, model, b), b.targets)[0]
+	if cc.added {
+		l = l.Add(c.AddedLoss())
+	}
 	if err := l.Backward(ctx); err != nil {
 		return out, err
 	}
@@ -242,6 +246,23 @@ func apart(a, b []float32) float64 {
 
 func length(a []float32) float64 { return apart(a, make([]float32, len(a))) }
 
+// compare holds a result to that of one rank.
+func (cc contextCase) compare(t *testing.T, got, want contextResult, bound float64) {
+	t.Helper()
+	if d := math.Abs(got.loss-want.loss) / math.Abs(want.loss); !(d <= bound) {
+		t.Errorf("the loss is %v, on one rank %v: %.2g apart", got.loss, want.loss, d)
+	}
+	floor := 0.0 // below this gradients are rounding, such as of the biases of keys, which have none
+	for _, w := range want.grads {
+		floor = max(floor, 1e-4*length(w))
+	}
+	for name, w := range want.grads {
+		if d := apart(got.grads[name], w) / max(length(w), floor); !(d <= bound) {
+			t.Errorf("the gradient of %s differs by %.2g", name, d)
+		}
+	}
+}
+
 // TestContextEqualsOneRank: ranks that share sequences give the loss and the gradients, by name,
 // of one rank.
 func TestContextEqualsOneRank(t *testing.T) {
@@ -256,18 +277,7 @@ func TestContextEqualsOneRank(t *testing.T) {
 			for _, n := range []int{2, 3, 4} {
 				t.Run(fmt.Sprintf("%s/%s/%d", cc.name, form, n), func(t *testing.T) {
 					got := cc.onRanks(t, seed, n, ContextConfig{Attention: form})
-					if d := math.Abs(got.loss-want.loss) / want.loss; !(d <= bound) {
-						t.Errorf("the loss is %v, on one rank %v: %.2g apart", got.loss, want.loss, d)
-					}
-					floor := 0.0 // below this gradients are rounding, such as of the biases of keys, which have none
-					for _, w := range want.grads {
-						floor = max(floor, 1e-4*length(w))
-					}
-					for name, w := range want.grads {
-						if d := apart(got.grads[name], w) / max(length(w), floor); !(d <= bound) {
-							t.Errorf("the gradient of %s differs by %.2g", name, d)
-						}
-					}
+					cc.compare(t, got, want, bound)
 				})
 			}
 		}
