@@ -162,9 +162,6 @@ func (s *split) use(p *nn.Parameter, name string, frozen bool, fsdp mesh.Placeme
 	use := sharding.Parameter{Name: name}
 	for _, a := range s.mesh.Axes() {
 		at := l.at[a.Name]
-		if dim, cut := at.IsShard(); cut {
-			at = mesh.Shard(dim) // of several pieces too
-		}
 		if a.Name == shardAxis {
 			at = fsdp
 		}
