@@ -45,6 +45,7 @@ type pass struct {
 	shapes *shapesPass
 	// Kept for the next time that the pass runs so.
 	shapesBefore *shapesPass
+	paramShape   func(p *Parameter) []int // see SetParamShapes
 }
 
 // Interceptor steps in where a module is called and where a parameter is
@@ -262,7 +263,7 @@ func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
 		panic(tensor.NewError("param", nil, "the module has no such parameter: it is nil, and nothing is computed without it"))
 	}
 	if s := c.pass.shapes; s != nil {
-		return s.param(p)
+		return s.param(c, p)
 	}
 	if len(c.around) == 0 {
 		return c.leaf(p)

@@ -13,12 +13,20 @@ type shapesPass struct {
 	standIns  map[*tensor.Tensor]*tensor.Tensor
 	params    map[*Parameter]*tensor.Tensor
 	sequences map[*sequence]*sequence
+	values    map[*tensor.Tensor]*tensor.Tensor // by their stand-ins
+	owners    map[*tensor.Tensor]*Parameter     // by the stand-ins of their values
 }
+
+// SetParamShapes says which shape modules read of a parameter while the pass runs for shapes
+// alone. It is that of its whole, or of its data, where nothing else is said: a strategy that has
+// cut parameters says what its modules read.
+func (c *Ctx) SetParamShapes(fn func(p *Parameter) []int) { c.pass.paramShape = fn }
 
 func newShapesPass(recording bool) *shapesPass {
 	return &shapesPass{
 		tape: tensor.NewTape(recording), flows: recording, standIns: map[*tensor.Tensor]*tensor.Tensor{},
 		params: map[*Parameter]*tensor.Tensor{}, sequences: map[*sequence]*sequence{},
+		values: map[*tensor.Tensor]*tensor.Tensor{}, owners: map[*tensor.Tensor]*Parameter{},
 	}
 }
 
@@ -62,7 +70,7 @@ func (c *Ctx) IsShapesOnly() bool { return c.pass.shapes != nil }
 func (c *Ctx) ForShapes(reads func(p *Parameter)) *Ctx {
 	d := *c
 	tape := c.pass.tape
-	d.pass = &pass{tape: tensor.NewTape(false), leaves: map[*Parameter]*tensor.Tensor{}, shapes: newShapesPass(tape.Recording())}
+	d.pass = &pass{paramShape: c.pass.paramShape, tape: tensor.NewTape(false), leaves: map[*Parameter]*tensor.Tensor{}, shapes: newShapesPass(tape.Recording())}
 	d.pass.shapesBefore = d.pass.shapes
 	d.pass.shapes.reads = reads
 	d.pass.shapes.tape.SetAutocast(tape.Autocast())
@@ -71,6 +79,15 @@ func (c *Ctx) ForShapes(reads func(p *Parameter)) *Ctx {
 		d.generator = tensor.NewGenerator(0)
 	}
 	return &d
+}
+
+// StandsFor returns what t stands for, which the carrier gave while the pass ran for shapes
+// alone: a buffer, positions or documents, or a parameter. Both are nil for another value.
+func (c *Ctx) StandsFor(t *tensor.Tensor) (value *tensor.Tensor, p *Parameter) {
+	if s := c.pass.shapesBefore; s != nil {
+		return s.values[t], s.owners[t]
+	}
+	return nil, nil
 }
 
 // standIn returns the stand-in of a value.
@@ -85,18 +102,21 @@ func (s *shapesPass) standIn(t *tensor.Tensor) *tensor.Tensor {
 			on.SetName(t.Name())
 		}
 		s.standIns[t] = s.tape.Const(on)
+		s.values[s.standIns[t]] = t
 	}
 	return s.standIns[t]
 }
 
 // param returns the stand-in of a parameter.
-func (s *shapesPass) param(p *Parameter) *tensor.Tensor {
+func (s *shapesPass) param(c *Ctx, p *Parameter) *tensor.Tensor {
 	if s.reads != nil {
 		s.reads(p)
 	}
 	if s.params[p] == nil {
 		shape := p.whole
-		if shape == nil {
+		if c.pass.paramShape != nil {
+			shape = c.pass.paramShape(p)
+		} else if shape == nil {
 			shape = p.data.Shape()
 		}
 		on := tensor.New(tensor.Meta, p.data.DType(), shape...)
@@ -106,6 +126,7 @@ func (s *shapesPass) param(p *Parameter) *tensor.Tensor {
 			leaf = noLeaf{}
 		}
 		s.params[p] = s.tape.Watch(on, leaf)
+		s.owners[s.params[p]] = p
 	}
 	return s.params[p]
 }
@@ -132,15 +153,22 @@ type stop struct{ pass *pass }
 // to [Ctx.UntilStop], by a panic that [Ctx.Recover] lets through.
 func (c *Ctx) Stop() { panic(stop{c.pass}) }
 
+// Depth returns how many calls are under way, and Unwind forgets those beyond: for wrappers that
+// recover from a panic within them.
+func (c *Ctx) Depth() int { return len(c.pass.calls) }
+
+// Unwind is the end of what Depth began.
+func (c *Ctx) Unwind(depth int) { c.pass.calls = c.pass.calls[:depth] }
+
 // UntilStop runs fn to its end, or to a call of [Ctx.Stop] of the same pass, which it reports.
 func (c *Ctx) UntilStop(fn func()) (stopped bool) {
-	p := c.pass
-	depth := len(p.calls)
+	depth := c.Depth()
 	defer func() {
 		switch v := recover(); v {
 		case nil:
-		case stop{p}:
-			p.calls, stopped = p.calls[:depth], true
+		case stop{c.pass}:
+			stopped = true
+			c.Unwind(depth)
 			c.ShapesOnly(false)
 		default:
 			panic(v)

@@ -17,10 +17,12 @@ type shapesModel struct {
 	Attention *DotProductAttention
 	Extra     *addsLoss
 	seen      []tensor.Device
+	read      []*tensor.Tensor
 }
 
 func (m *shapesModel) Forward(c *Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	m.seen = append(m.seen, c.Device(), c.Positions(ids.Dim(1)).Device())
+	m.read = []*tensor.Tensor{c.Documents(), c.Param(m.Norm.Weight), c.Buffer(m.Norm.RunningVar), ids}
 	x := c.Call(m.Drop, c.Call(m.Embedding, ids))
 	x = c.CallN(m.Attention, x)[0]
 	y := c.Call(m.Norm, x.Reshape(-1, x.Dim(-1)))
@@ -54,6 +56,13 @@ func TestShapesOnly(t *testing.T) {
 	}
 	got := c.Call(m, tensor.New(tensor.Meta, tensor.Int64, 2, 3))
 	c.ShapesOnly(false)
+	for i, r := range m.read {
+		value, p := c.StandsFor(r)
+		want := []*tensor.Tensor{c.Documents(), nil, m.Norm.RunningVar.Data, nil}[i]
+		if value != want || (p == m.Norm.Weight) != (i == 1) {
+			t.Errorf("value %d stands for %v and parameter %v", i, value, p)
+		}
+	}
 	if got.Device() != tensor.Meta || !slices.Equal(got.Shape(), want.Shape()) || got.DType() != want.DType() || got.NeedsGrad() {
 		t.Errorf("the pass for shapes gives %v, want the shape of %v", got, want)
 	}
@@ -78,8 +87,8 @@ func TestShapesOnly(t *testing.T) {
 	if !got.NeedsGrad() || !slices.Equal(got.Shape(), want.Shape()) || !slices.Equal(g.State(), after) {
 		t.Errorf("a pass of its own gives %v, and must leave the generator alone", got)
 	}
-	if c.IsShapesOnly() || reads != 4 {
-		t.Errorf("the pass that it came from runs for shapes: %v, and %d parameters were read, want 4", c.IsShapesOnly(), reads)
+	if c.IsShapesOnly() || reads != 5 {
+		t.Errorf("the pass that it came from runs for shapes: %v, and %d parameters were read, want 5", c.IsShapesOnly(), reads)
 	}
 }
 

@@ -145,6 +145,7 @@ func (tp *Tape) BackwardFrom(ctx context.Context, values, grads []*Tensor, opts 
 		} else {
 			t.wantSeed(op, tp, seed)
 			tp.own(seed.storage) // it stays the caller's: the pass neither adds to it nor frees it
+			seed = seed.detach() // it may have been computed under another tape
 		}
 		b.keep = append(b.keep, t.node)
 		b.add(t.node, seed)
