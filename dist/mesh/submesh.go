@@ -48,9 +48,10 @@ func (m *Mesh) Sub(axes ...string) (*Mesh, error) {
 }
 
 // Flatten returns a mesh whose one axis, of the given name, has all ranks that differ from this
-// one only on the given axes, in row-major order. The members make its group among themselves,
-// so all of them call Flatten; [Mesh.Close] of the result closes it. An axis that m has not is an
-// [*AxisError]. A rank outside m gets a mesh that it is not a member of.
+// one only on the given axes, in row-major order: this rank alone where no axis is given. The
+// members make its group among themselves, so all of them call Flatten; [Mesh.Close] of the result
+// closes it. An axis that m has not is an [*AxisError]. A rank outside m gets a mesh that it is not
+// a member of.
 func (m *Mesh) Flatten(ctx context.Context, name string, axes ...string) (*Mesh, error) {
 	sub, err := m.Sub(axes...)
 	if err != nil {
@@ -61,7 +62,7 @@ func (m *Mesh) Flatten(ctx context.Context, name string, axes ...string) (*Mesh,
 	}
 	flat := arrange([]Axis{{name, sub.Size()}}, sub.ranks, sub.rank)
 	flat.base, flat.world = sub.base, sub.world
-	if sub.groups == nil {
+	if m.groups == nil || !m.IsMember() {
 		return flat, nil
 	}
 	if flat.world == nil {
