@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
@@ -262,6 +263,43 @@ func (e *expertParallel) exchange(c *nn.Ctx, l *expertLayer, what string, rows *
 		dx, err := move(ctx, g, "gradients of "+what, recvs, sends)
 		return []*tensor.Tensor{dx}, err
 	})
+}
+
+// exchangeCalls returns the all-to-alls by which a rank takes part in one call of experts, and with
+// backward in its gradients: counts, then rows there and back. counts[r][k] is how many rows rank
+// r of the axis has for expert k, and owned how many experts each rank has.
+func exchangeCalls(counts [][]int64, owned []int, rank, width int, dtype tensor.DType, backward bool) []operation.Call {
+	call := func(dtype tensor.DType, width int, sends, recvs []int) operation.Call {
+		c := operation.Call{Op: operation.AllToAll, DType: operation.DType(dtype)}
+		times := func(rows []int) []int {
+			elems := make([]int, len(rows))
+			for i, n := range rows {
+				elems[i] = n * width
+			}
+			return elems
+		}
+		c.SetExchange(times(sends), times(recvs))
+		return c
+	}
+	sends, recvs := make([]int, len(owned)), make([]int, len(owned))
+	first := 0
+	for r, n := range owned {
+		for k := first; k < first+n; k++ {
+			sends[r] += int(counts[rank][k])
+			if r == rank {
+				for from := range owned {
+					recvs[from] += int(counts[from][k])
+				}
+			}
+		}
+		first += n
+	}
+	calls := []operation.Call{call(tensor.Int64, 1, owned, slices.Repeat([]int{owned[rank]}, len(owned)))}
+	there, back := call(dtype, width, sends, recvs), call(dtype, width, recvs, sends)
+	if calls = append(calls, there, back); backward {
+		calls = append(calls, there, back) // the gradients of results, and of rows
+	}
+	return calls
 }
 
 // sum adds up numbers of rows or experts.

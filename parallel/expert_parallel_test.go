@@ -5,6 +5,7 @@ package parallel
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -312,5 +313,68 @@ func TestExpertParallelRefuses(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestExpertBytes: what the all-to-alls of a pass send is a function of the counts, to the byte.
+func TestExpertBytes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(seeded.Of(t), 4))
+	for _, ranks := range []int{2, 3} {
+		const numExperts, tokens, active = 7, 40, 2
+		counts := make([][]int64, ranks)
+		chosen := make([][]int64, ranks)
+		for r := range ranks {
+			counts[r] = make([]int64, numExperts)
+			for range tokens * active {
+				k := int64(rng.IntN(1 + rng.IntN(numExperts))) // the first ones are chosen most
+				if chosen[r] = append(chosen[r], k); k == 1 {
+					chosen[r][len(chosen[r])-1] = -1 // dropped
+				} else {
+					counts[r][k]++
+				}
+			}
+		}
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) (err error) {
+				m := newMixture(1, numExperts, active, false, nn.MoEOptions{})
+				p, err := splitExperts(ctx, g, m, mesh.Axis{Name: expertAxis, Size: ranks})
+				if err != nil {
+					return err
+				}
+				e := p.parts[0].(*expertParallel)
+				want := int64(0)
+				for _, call := range exchangeCalls(counts, chunkSizes(numExperts, ranks), g.Rank(), expertWidth, dtype, true) {
+					n, err := e.group.PredictSent(call, false)
+					if err != nil {
+						return err
+					}
+					want += n
+				}
+				before := e.group.Traffic()
+				c := nn.Training(ctx)
+				defer c.Close()
+				defer c.Recover(&err)
+				c.ReadShards()
+				c = c.With(e)
+				if dtype == tensor.BFloat16 {
+					c.Tape().SetAutocast(dtype)
+				}
+				x := c.Leaf(tensor.Full(1, tokens, expertWidth))
+				y := c.CallN(m.First.Experts, x.To(dtype), tensor.Full(1, tokens, active), tensor.FromInt64(chosen[g.Rank()], tokens, active))[0]
+				if err := y.To(tensor.Float32).Sum().Backward(ctx); err != nil {
+					return err
+				}
+				if err := e.group.Barrier(ctx); err != nil {
+					return err
+				}
+				if got := e.group.Traffic().Since(before).SentBytes; got != want {
+					t.Errorf("%d ranks, %v: rank %d has sent %d bytes, want %d", ranks, dtype, g.Rank(), got, want)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
