@@ -57,6 +57,9 @@ func (m *mixture) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Head, x)
 }
 
+// TensorPlan cuts the experts alone.
+func (*mixture) TensorPlan() string { return "first.experts: experts\nsecond.experts: experts" }
+
 // expertTest is one comparison of ranks with one rank.
 type expertTest struct {
 	axes            string // "fsdp 2 ep 2"
@@ -139,13 +142,7 @@ func splitExperts(ctx context.Context, g *dist.Group, model any, axes ...mesh.Ax
 	if err != nil {
 		return nil, err
 	}
-	p := newParallel(model, m, Config{})
-	e, err := newExpertParallel(p)
-	if err != nil {
-		return nil, err
-	}
-	p.parts = []splitter{e}
-	return p, p.setUp(ctx)
+	return Parallelize(ctx, model, m, Config{})
 }
 
 // over names the axes of a test's ranks: "fsdp 2 ep 2".
@@ -169,7 +166,12 @@ func over(t *testing.T, text string) (axes []mesh.Axis, ranks int) {
 func (e expertTest) compare(t *testing.T, tolerance float64) {
 	t.Helper()
 	axes, ranks := over(t, e.axes)
-	losses, alone, err := e.oneRank(t.Context(), ranks)
+	same := 1 // ranks that take the same samples
+	if last := axes[len(axes)-1]; last.Name == tensorAxis {
+		same = last.Size
+	}
+	samplers := ranks / same
+	losses, alone, err := e.oneRank(t.Context(), samplers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,14 +192,14 @@ func (e expertTest) compare(t *testing.T, tolerance float64) {
 		var passes []Microbatch
 		for i := range e.passes() {
 			passes = append(passes, Microbatch{Carrier: e.carrier, Loss: func(c *nn.Ctx) *tensor.Tensor {
-				return e.loss(c, p, g.Rank()+i*ranks).MulScalar(1 / float64(e.passes()))
+				return e.loss(c, p, g.Rank()/same+i*samplers).MulScalar(1 / float64(e.passes()))
 			}})
 		}
 		loss, err := p.Step(ctx, passes)
 		if err != nil {
 			return err
 		}
-		if got, want := loss.Item(), losses[g.Rank()]; !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
+		if got, want := loss.Item(), losses[g.Rank()/same]; !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
 			t.Errorf("rank %d: the loss is %v, on one rank %v", g.Rank(), got, want)
 		}
 		norm, _, err := p.ClipGradNorm(ctx, nn.Parameters(m), 1)
@@ -279,6 +281,8 @@ func TestExpertParallelIsOneRank(t *testing.T) {
 		"replicas":      {axes: "replicate 2 ep 2", experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
 		"sharded":       {axes: "fsdp 2 ep 2", experts: 4, active: 2, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1}},
 		"sharded twice": {axes: "fsdp 2 ep 2", experts: 8, active: 2, batch: drawn(9), microbatches: 2, around: recomputed, options: nn.MoEOptions{Capacity: 1}},
+		"tensor":        {axes: "tp 2", experts: 4, active: 2, biased: true, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1, Z: 0.1, BiasStep: 0.1}},
+		"ep and tp":     {axes: "ep 2 tp 2", experts: 4, active: 2, biased: true, batch: drawn(9), options: nn.MoEOptions{Balance: 0.1, Z: 0.1, BiasStep: 0.1}},
 		"no samples":    {axes: "ep 2", experts: 4, active: 2, batch: noSamples, sum: true, options: nn.MoEOptions{Balance: 0.1, Z: 0.1, Capacity: 1.5}},
 		"one favourite": {axes: "ep 2", experts: 4, active: 1, batch: drawn(9), options: nn.MoEOptions{Unnormalized: true}, change: oneFavourite},
 		"nobody's rank": {axes: "ep 2", experts: 4, active: 2, batch: drawn(9), change: oneFavourite},
