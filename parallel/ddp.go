@@ -59,6 +59,7 @@ type DDP struct {
 	sync    bool            // false inside of NoSync
 	late    stragglerWatch
 	tapes   []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
+	inside  nn.Interceptor              `name:"-"` // of a pipeline: innermost
 }
 
 // reducer keeps the replicas of a model alike: what is communicated, and when.
@@ -176,7 +177,7 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 		c.Fail(fmt.Errorf("ddp: a %T has several inputs or results: call the DDP by CallN", d.Model))
 	}
 	d.prepare(c)
-	return c.Call(m, x)
+	return inside(c, d.inside).Call(m, x)
 }
 
 // ForwardN is Forward for an nn.ModuleN.
@@ -186,7 +187,7 @@ func (d *DDP) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 		c.Fail(fmt.Errorf("ddp: a %T has one input and one result: call the DDP by Call", d.Model))
 	}
 	d.prepare(c)
-	return c.CallN(m, x...)
+	return inside(c, d.inside).CallN(m, x...)
 }
 
 // prepare makes a training pass average its gradients. A pass may run the model

@@ -95,6 +95,11 @@
 //	tensor_parallel.go  the axis tp: modules that ranks share
 //	boundary.go         where values get another kind over tp: what is sent
 //	loss_parallel.go    a loss of logits that ranks share
+//	pipeline.go         the axis pp: PipelineConfig, and which stage reads which parameter;
+//	                    pipeline_cut.go where stages begin
+//	pipeline_plan.go    a dry run: the calls of each stage, and the values that cross
+//	pipeline_stage.go   a pass over the model on a rank that has some of the stages
+//	pipeline_step.go    the actions of a schedule; pipeline_wire.go their messages
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

@@ -65,9 +65,10 @@ type FSDP struct {
 	rows       []*rowSync                    `name:"-"` // their gradients
 	numTrained int
 	shardDim   func(name string, shape []int) int
-	shared     []*bufferSync `name:"-"`
-	keep       bool          // full values stay until the backward pass is over
-	near       *mesh.Mesh    // has the neighbours with which this rank keeps parts; nil for none
+	shared     []*bufferSync  `name:"-"`
+	inside     nn.Interceptor `name:"-"` // of a pipeline: innermost
+	keep       bool           // full values stay until the backward pass is over
+	near       *mesh.Mesh     // has the neighbours with which this rank keeps parts; nil for none
 
 	sync     bool // false inside of NoSync
 	passes   []*shardPass
@@ -469,7 +470,7 @@ func (f *FSDP) around(c *nn.Ctx, run func(c *nn.Ctx) []*tensor.Tensor) []*tensor
 	if err := f.prepare(c); err != nil {
 		c.Fail(err)
 	}
-	y := run(c.With(f))
+	y := run(inside(c.With(f), f.inside))
 	if p := f.passOf(c); !p.recording {
 		f.outlines[false] = p.outline()
 		if _, err := f.agree(c, p, nil)(); err != nil {
@@ -535,7 +536,7 @@ func (s *shardParam) adopt() error {
 // InterceptCall gathers a unit around the call of its module.
 func (f *FSDP) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	u := f.unitOf[module]
-	if u == nil {
+	if u == nil || c.IsShapesOnly() {
 		return next(c, x)
 	}
 	p := f.passOf(c)

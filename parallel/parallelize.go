@@ -25,6 +25,8 @@ type Config struct {
 	TP   TPConfig
 	// Context says how attention runs over the axis cp.
 	Context ContextConfig
+	// Pipeline says how the axis pp cuts the model into stages.
+	Pipeline PipelineConfig
 }
 
 // Parallel is a model that is split over all axes of a mesh at once. It is a [Strategy].
@@ -48,6 +50,7 @@ type Parallel struct {
 	lays   map[*nn.Parameter]*lay `name:"-"`
 	split  *split                 `name:"-"`
 	config Config                 `name:"-"`
+	pipe   *pipeline              `name:"-"` // nil without an axis pp
 
 	// Of parameters on tensor.Meta: what they are as a whole.
 	origins map[*nn.Parameter]*tensor.Tensor `name:"-"`
@@ -146,7 +149,7 @@ func (p *Parallel) passRanks(ctx context.Context) (world ranks, err error) {
 func (p *Parallel) layOut(ctx context.Context) error {
 	p.lays = plainLays(p.Model, p.pass)
 	var text strings.Builder
-	err := p.makeParts()
+	err := p.makeParts(ctx)
 	for i := len(p.parts) - 1; i >= 0 && err == nil; i-- {
 		if err = p.parts[i].lay(); err != nil {
 			err = fmt.Errorf("axis %s: %w", p.parts[i].axis(), err)
@@ -180,7 +183,14 @@ func (p *Parallel) layOut(ctx context.Context) error {
 
 // makeParts makes what splits the model over each axis beside replicate and fsdp: outermost
 // first, pp, cp, ep, tp.
-func (p *Parallel) makeParts() error {
+func (p *Parallel) makeParts(ctx context.Context) error {
+	if p.has(pipelineAxis) {
+		var err error
+		if p.pipe, err = newPipeline(ctx, p, p.config.Pipeline); err != nil {
+			return err
+		}
+		p.parts = append(p.parts, p.pipe)
+	}
 	if p.has(contextAxis) {
 		cp, err := newContextParallel(p.Model, p.mesh, p.config.Context)
 		if err != nil {
@@ -221,9 +231,19 @@ func (p *Parallel) has(axis string) bool {
 // makeEngine makes what sums the gradients.
 func (p *Parallel) makeEngine(ctx context.Context) (err error) {
 	if p.pass.Has(shardAxis) {
-		p.engine, err = shardOver(ctx, p.Model, p.split, p.config.FSDP, nil)
+		var f *FSDP
+		f, err = shardOver(ctx, p.Model, p.split, p.config.FSDP, nil)
+		if err == nil && p.pipe != nil {
+			f.inside = p.pipe.root
+		}
+		p.engine = f
 	} else {
-		p.engine, err = replicate(p.Model, p.split, p.config.DDP)
+		var d *DDP
+		d, err = replicate(p.Model, p.split, p.config.DDP)
+		if err == nil && p.pipe != nil {
+			d.inside = p.pipe.root
+		}
+		p.engine = d
 	}
 	if err != nil {
 		return err
@@ -278,7 +298,12 @@ func (p *Parallel) around(c *nn.Ctx) *nn.Ctx {
 	}
 	c.ReadShards()
 	for _, i := range p.parts {
-		c = c.With(i)
+		if i != splitter(p.pipe) {
+			c = c.With(i)
+		}
+	}
+	if p.pipe != nil {
+		c = p.pipe.around(c)
 	}
 	return c
 }
@@ -299,11 +324,17 @@ func (p *Parallel) inStep(tape *tensor.Tape) bool { return p.steps[tape] }
 
 // Forward runs a model that is an nn.Module.
 func (p *Parallel) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if p.pipe.isLooking() {
+		return p.pipe.callModel(p.around(c), []*tensor.Tensor{x})[0]
+	}
 	return p.engine.Forward(p.around(c), x)
 }
 
 // ForwardN is Forward for an nn.ModuleN.
 func (p *Parallel) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	if p.pipe.isLooking() {
+		return p.pipe.callModel(p.around(c), x)
+	}
 	return p.engine.ForwardN(p.around(c), x...)
 }
 

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/parallel/schedule"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// pipeTask is a model with batches, of which a step takes several microbatches.
+type pipeTask struct {
+	model   func() any
+	example []*tensor.Tensor
+	// inputs and targets of a microbatch.
+	batch func(step, number int) (in []*tensor.Tensor, targets *tensor.Tensor)
+	opts  []nn.CtxOption
+}
+
+func gptTask(layers int, untied bool) pipeTask {
+	g := models.GPTConfig{Vocab: 17, Context: 6, Width: 8, Heads: 2, Layers: layers, Untied: untied}
+	return pipeTask{
+		model:   func() any { return models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(3)}, g) },
+		example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, 2, 6)},
+		batch: func(step, number int) ([]*tensor.Tensor, *tensor.Tensor) {
+			ids, targets := make([]int64, 12), make([]int64, 12)
+			for i := range ids {
+				ids[i] = int64((7*i + 5*number + 3*step + i*i*number) % 17)
+				targets[i] = (ids[i]*ids[i] + 1) % 17
+			}
+			return []*tensor.Tensor{tensor.FromInt64(ids, 2, 6)}, tensor.FromInt64(targets, 12)
+		},
+	}
+}
+
+// microbatches are those of a step of a strategy.
+func (k pipeTask) microbatches(s Strategy, step, n int) []Microbatch {
+	var out []Microbatch
+	for i := range n {
+		out = append(out, Microbatch{
+			Carrier: func(ctx context.Context) *nn.Ctx {
+				opts := append([]nn.CtxOption{nn.WithGenerator(tensor.NewGenerator(int64(100*step + i)))}, k.opts...)
+				return nn.Training(ctx, opts...)
+			},
+			Loss: func(c *nn.Ctx) *tensor.Tensor {
+				in, targets := k.batch(step, i)
+				var logits *tensor.Tensor
+				if len(in) == 1 {
+					logits = s.Forward(c, in[0])
+				} else {
+					logits = s.ForwardN(c, in...)[0]
+				}
+				return tensor.CrossEntropy(logits.Reshape(-1, logits.Dim(-1)), targets).MulScalar(1 / float64(n))
+			},
+		})
+	}
+	return out
+}
+
+// train runs steps, and returns the losses, and the gradients of the first step by name.
+func (k pipeTask) train(ctx context.Context, s Strategy, model any, numSteps, n int) (losses []float64, grads map[string][]float32, err error) {
+	var ps []*nn.Parameter
+	for _, p := range nn.Parameters(model) {
+		if p.Data().Device() != tensor.Meta {
+			ps = append(ps, p)
+		}
+	}
+	opt := optim.NewSGD(ps, optim.SGDOptions{LR: 0.3, Momentum: 0.9})
+	grads = map[string][]float32{}
+	for step := range numSteps {
+		opt.ZeroGrad()
+		loss, err := s.Step(ctx, k.microbatches(s, step, n))
+		if err != nil {
+			return nil, nil, err
+		}
+		losses = append(losses, loss.Item())
+		for _, p := range ps {
+			if step == 0 && p.Grad() != nil {
+				grads[p.Name()] = slices.Clone(p.Grad().Float32s())
+			}
+		}
+		opt.Step(nil)
+	}
+	return losses, grads, nil
+}
+
+// alone trains on one rank.
+func (k pipeTask) alone(t *testing.T, numSteps, n int) (losses []float64, grads map[string][]float32) {
+	t.Helper()
+	model := k.model()
+	s, err := NewSingle(model)
+	if err == nil {
+		losses, grads, err = k.train(t.Context(), s, model, numSteps, n)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return losses, grads
+}
+
+// pipeCase is a pipeline that is compared with one rank.
+type pipeCase struct {
+	schedule string
+	ranks    int
+	number   int // of microbatches
+	task     string
+}
+
+func pipeTasks() map[string]pipeTask {
+	dropped := encoderTask(8)
+	low := gptTask(8, true)
+	low.opts = []nn.CtxOption{nn.WithAutocast(tensor.BFloat16)}
+	return map[string]pipeTask{
+		"gpt": gptTask(8, true), "tied gpt": gptTask(8, false), "llama": llamaTask(8), "dropout": dropped, "bfloat16": low,
+	}
+}
+
+func llamaTask(layers int) pipeTask {
+	k := gptTask(layers, true)
+	g := models.LlamaConfig{Vocab: 17, Context: 6, Width: 8, Hidden: 12, Heads: 2, KeyHeads: 1, Layers: layers, Window: 4}
+	k.model = func() any { return models.NewLlama(&nn.Build{Generator: tensor.NewGenerator(3)}, g) }
+	return k
+}
+
+// maskedEncoder is an encoder of PyTorch's layers, with dropout and a mask for all layers, which is made
+// between calls.
+type maskedEncoder struct {
+	Embedding *nn.Embedding
+	Layers    []*nn.TransformerEncoderLayer
+	Head      *nn.Linear
+}
+
+func (m *maskedEncoder) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	mask := in[1].Reshape(in[1].Dim(0), 1, 1, -1).GtScalar(0)
+	x := c.Call(m.Embedding, in[0])
+	for _, l := range m.Layers {
+		x = c.CallN(l, x, mask)[0]
+	}
+	return []*tensor.Tensor{c.Call(m.Head, x)}
+}
+
+func encoderTask(layers int) pipeTask {
+	k := gptTask(layers, true)
+	ids := k.batch
+	k.model = func() any {
+		b := &nn.Build{Generator: tensor.NewGenerator(3)}
+		m := &maskedEncoder{Embedding: nn.NewEmbedding(b, 17, 8), Head: nn.NewLinear(b, 8, 17)}
+		for range layers {
+			m.Layers = append(m.Layers, nn.NewTransformerEncoderLayer(b, nn.TransformerOptions{Width: 8, NumHeads: 2, Hidden: 12, Dropout: 0.2}))
+		}
+		return m
+	}
+	k.example = []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, 2, 6), tensor.New(tensor.Meta, tensor.Int64, 2, 6)}
+	k.batch = func(step, number int) ([]*tensor.Tensor, *tensor.Tensor) {
+		in, targets := ids(step, number)
+		mask := tensor.FromInt64([]int64{1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0}, 2, 6)
+		return []*tensor.Tensor{in[0], mask}, targets
+	}
+	return k
+}
+
+// onPipeline runs fn on the ranks of a pipeline.
+func onPipeline(t *testing.T, k pipeTask, ranks int, config PipelineConfig, fn func(ctx context.Context, p *Parallel) error) error {
+	t.Helper()
+	return spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+		m, err := mesh.New(ctx, g, mesh.Axis{Name: pipelineAxis})
+		if err != nil {
+			return err
+		}
+		if config.Example == nil {
+			config.Example = k.example
+		}
+		p, err := Parallelize(ctx, k.model(), m, Config{Pipeline: config})
+		if err != nil {
+			return err
+		}
+		return fn(ctx, p)
+	})
+}
+
+// TestPipelineIsOneRank: a pipeline gives the bits of one rank where the order of the sums is that
+// of one rank: everywhere but in tied parameters.
+func TestPipelineIsOneRank(t *testing.T) {
+	const steps = 3
+	var cases []pipeCase
+	for _, name := range schedule.Names() {
+		for _, ranks := range []int{2, 4} {
+			numbers := []int{2 * ranks, 2*ranks + 1}
+			if name == "interleaved" || name == "interleaved-zb" {
+				numbers = []int{ranks, 2 * ranks}
+			}
+			for i, task := range []string{"gpt", "llama"} {
+				cases = append(cases, pipeCase{name, ranks, numbers[(i+ranks/2)%2], task})
+			}
+		}
+		for _, task := range []string{"tied gpt", "dropout", "bfloat16"} {
+			cases = append(cases, pipeCase{name, 2, 4, task})
+		}
+	}
+	tasks := pipeTasks()
+	type outcome struct {
+		losses []float64
+		grads  map[string][]float32
+	}
+	one := map[string]outcome{}
+	for _, c := range cases {
+		k := tasks[c.task]
+		key := fmt.Sprint(c.task, c.number)
+		if _, has := one[key]; !has {
+			losses, grads := k.alone(t, steps, c.number)
+			one[key] = outcome{losses, grads}
+		}
+		want := one[key]
+		t.Run(fmt.Sprintf("%s/%d/%d/%s", c.schedule, c.ranks, c.number, c.task), func(t *testing.T) {
+			within := 0.0
+			if c.task == "tied gpt" {
+				within = 1e-5
+			}
+			err := onPipeline(t, k, c.ranks, PipelineConfig{Schedule: c.schedule}, func(ctx context.Context, p *Parallel) error {
+				losses, grads, err := k.train(ctx, p, p.Model, steps, c.number)
+				if err != nil {
+					return err
+				}
+				for i := range losses {
+					if !closeTo(losses[i], want.losses[i], within) {
+						t.Errorf("rank %d: losses %v, want %v", p.pipe.rank, losses, want.losses)
+						break
+					}
+				}
+				for name, got := range grads {
+					w := want.grads[name]
+					for i := range got {
+						if d := math.Abs(float64(got[i] - w[i])); !(d <= within) {
+							t.Errorf("rank %d: element %d of the gradient of %s is %v, want %v", p.pipe.rank, i, name, got[i], w[i])
+							break
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
