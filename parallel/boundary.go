@@ -63,6 +63,7 @@ func kindNames() []string {
 type boundary struct {
 	who      string // in errors: "column parallel h.0.attn.c_attn"
 	from, to string // kinds
+	again    bool   // a whole sequence may be gathered again for the backward pass; see before
 }
 
 // cross takes a value over a boundary. Its gradient goes back over it. A value that is no float
@@ -85,15 +86,23 @@ func (t *tensorParallel) cross(c *nn.Ctx, b boundary, x *tensor.Tensor) *tensor.
 	}
 	key := crossing{x, b.to, c.Tape().Segment(), c.Recomputing()}
 	if y := pass.crossed[key]; y != nil {
+		if g := pass.gathered[y]; g != nil {
+			pass.bring(c, g)
+		}
 		return y
 	}
+	pass.giveUp()
 	whole := pass.wholeOf(c, b, x)
 	y := t.moved(c, b, x, whole, kinds[b.from].value(n), kinds[b.to].value(n))
 	if y == x {
 		y = x.Detach()
 	}
 	t.give(c, b, x, y)
-	y = tensor.Record("tensor parallel", y, []*tensor.Tensor{x}, nil, func(ctx context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
+	var saves []*tensor.Tensor
+	if b.again {
+		saves = []*tensor.Tensor{x}
+	}
+	y = tensor.Record("tensor parallel", y, []*tensor.Tensor{x}, saves, func(ctx context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
 		dx, err := t.move(ctx, g, whole, kinds[b.to].gradient(n), kinds[b.from].gradient(n))
 		if err != nil {
 			return nil, fmt.Errorf("tensor parallel: gradient of %s: %w", b.who, err)
@@ -101,7 +110,68 @@ func (t *tensorParallel) cross(c *nn.Ctx, b boundary, x *tensor.Tensor) *tensor.
 		return []*tensor.Tensor{dx}, nil
 	})
 	pass.crossed[key] = y
+	if b.again && b.from == kindSequence && b.to == kindCopy && !t.config.KeepGathered && c.Tape().Segment() == 0 {
+		g := &gathered{b: b, x: x.Untracked(), y: y.Untracked(), whole: whole}
+		pass.gathered[y] = g
+		pass.there = append(pass.there, g)
+	}
 	return y
+}
+
+// gathered is a whole sequence that linear layers take. Its memory is given up after the layers,
+// and it is gathered again when the backward pass comes to them.
+type gathered struct {
+	b     boundary
+	x, y  *tensor.Tensor // this rank's part, and the whole
+	whole []int
+}
+
+// giveUp gives up the memory of whole sequences: what comes in the pass does not need them.
+func (p *tensorPass) giveUp() {
+	for _, g := range p.there {
+		g.y.Release()
+	}
+	p.there = p.there[:0]
+}
+
+// bring gathers a whole sequence again in a forward pass: another layer takes it too.
+func (p *tensorPass) bring(c *nn.Ctx, g *gathered) {
+	if !g.y.IsReleased() {
+		return
+	}
+	if err := p.t.gatherAgain(c, g); err != nil {
+		c.Fail(err)
+	}
+	p.there = append(p.there, g)
+}
+
+func (t *tensorParallel) gatherAgain(ctx context.Context, g *gathered) error {
+	err := g.y.Restore(func(y *tensor.Tensor) error {
+		n := y.NumDims()
+		x, err := t.move(ctx, g.x, g.whole, kinds[g.b.from].value(n), kinds[g.b.to].value(n))
+		if err == nil && y.Device() != tensor.Meta {
+			y.CopyFrom(x)
+			x.Free()
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tensor parallel: gather again for %s: %w", g.b.who, err)
+	}
+	return nil
+}
+
+// before has a whole sequence gathered again when the backward pass comes to the result of a
+// layer that has taken it. Within calls that are recomputed nothing is given up: what they have
+// made is there for a short time only.
+func (t *tensorParallel) before(pass *tensorPass, x, y *tensor.Tensor) *tensor.Tensor {
+	g := pass.gathered[x]
+	if g == nil || !y.NeedsGrad() {
+		return y
+	}
+	return tensor.Record("tensor parallel", y.Detach(), []*tensor.Tensor{y}, nil, func(ctx context.Context, grad *tensor.Tensor) ([]*tensor.Tensor, error) {
+		return []*tensor.Tensor{grad}, t.gatherAgain(ctx, g)
+	})
 }
 
 // crossing is what makes two values that cross boundaries the same. A call that is recomputed
@@ -176,11 +246,13 @@ func (t *tensorParallel) partOf(rank, n int) (first, length int) {
 
 // tensorPass is what the axis tp knows of one pass.
 type tensorPass struct {
-	t       *tensorParallel
-	crossed map[crossing]*tensor.Tensor
-	tokens  []int // how many tokens sequences have that ranks share
-	classes int   // of the logits that were left cut, 0 for none
-	inHeads int   // calls of attention modules under way that ranks share by heads
+	t        *tensorParallel
+	crossed  map[crossing]*tensor.Tensor
+	tokens   []int                        // how many tokens sequences have that ranks share
+	classes  int                          // of the logits that were left cut, 0 for none
+	gathered map[*tensor.Tensor]*gathered // by the whole sequence
+	there    []*gathered                  // that have their memory
+	inHeads  int                          // calls of attention modules under way that ranks share by heads
 }
 
 // passOf returns the pass over a tape, and makes it at first.
@@ -188,7 +260,7 @@ func (t *tensorParallel) passOf(tape *tensor.Tape) *tensorPass {
 	if p := t.passes[tape]; p != nil {
 		return p
 	}
-	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}}
+	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}}
 	t.passes[tape] = p
 	tape.OnClose(func() { delete(t.passes, tape) })
 	return p

@@ -23,6 +23,10 @@ type TPConfig struct {
 	// WholeLogits gathers the logits in training too. It is for losses that are not computed by
 	// nn.CrossEntropyLoss, called by nn.Ctx.CallN.
 	WholeLogits bool
+	// KeepGathered keeps the whole sequences that layers with the style column take, for the backward
+	// pass. Otherwise their memory is given up, and they are gathered again: a rank's activations
+	// then fall with the number of ranks, for a third more bytes to send.
+	KeepGathered bool
 }
 
 // TensorPlanner is a model that knows how it can be cut.
@@ -113,7 +117,7 @@ func (t *tensorParallel) axis() string { return tensorAxis }
 
 // agreed is the plan and the settings.
 func (t *tensorParallel) agreed() string {
-	return fmt.Sprintf("tensor parallel: whole sequence %t, whole logits %t\n%s", t.config.WholeSequence, t.config.WholeLogits, t.plan)
+	return fmt.Sprintf("tensor parallel: %+v\n%s", t.config, t.plan)
 }
 
 func (t *tensorParallel) join(context.Context) error { return nil }
@@ -196,7 +200,7 @@ func (t *tensorParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor
 		if rule.Index >= len(x) {
 			c.Fail(rule.wrong("%s (%T) was called with %d inputs, and they count from 0", r.path, module, len(x)))
 		}
-		x[rule.Index] = t.cross(c, boundary{rule.Style + " of " + r.path, or(rule.From, t.usual()), rule.To}, x[rule.Index])
+		x[rule.Index] = t.cross(c, boundary{who: rule.Style + " of " + r.path, from: or(rule.From, t.usual()), to: rule.To}, x[rule.Index])
 	}
 	y := t.call(c, r, x, next)
 	for i, rule := range r.gives {
@@ -206,7 +210,7 @@ func (t *tensorParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor
 		if rule.Index >= len(y) {
 			c.Fail(rule.wrong("%s (%T) has given %d outputs, and they count from 0", r.path, module, len(y)))
 		}
-		y[rule.Index] = t.cross(c, boundary{rule.Style + " of " + r.path, or(rule.From, t.usual()), rule.To}, y[rule.Index])
+		y[rule.Index] = t.cross(c, boundary{who: rule.Style + " of " + r.path, from: or(rule.From, t.usual()), to: rule.To}, y[rule.Index])
 	}
 	if r.logits != nil {
 		y = slices.Clone(y)
@@ -241,19 +245,26 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 	who := rule.Style + " parallel " + r.path
 	out := func(y []*tensor.Tensor, from, to string) []*tensor.Tensor {
 		y = slices.Clone(y)
-		y[0] = t.cross(c, boundary{who, from, to}, y[0])
+		y[0] = t.cross(c, boundary{who: who, from: from, to: to}, y[0])
 		return y
 	}
 	switch rule.Style {
 	case styleColumn:
-		x[0] = t.cross(c, boundary{who, or(rule.From, t.usual()), kindCopy}, x[0])
-		return out(next(c, x), kindCut, or(rule.To, kindCut))
+		x[0] = t.cross(c, boundary{who, or(rule.From, t.usual()), kindCopy, true}, x[0])
+		y := slices.Clone(next(c, x))
+		y[0] = t.before(t.passOf(c.Tape()), x[0], y[0])
+		return out(y, kindCut, or(rule.To, kindCut))
 	case styleRow:
-		x[0] = t.cross(c, boundary{who, or(rule.From, kindCut), kindCut}, x[0])
-		return out(next(c, x), kindPartial, or(rule.To, t.usual()))
+		x[0] = t.cross(c, boundary{who: who, from: or(rule.From, kindCut), to: kindCut}, x[0])
+		part := next(c, x)
+		y := out(part, kindPartial, or(rule.To, t.usual()))
+		if c.Tape().Recording() && y[0] != part[0] {
+			part[0].Untracked().Release() // which no backward pass reads
+		}
+		return y
 	case styleExperts: // of x, the weights and the choices
 		for i := range x[:min(2, len(x))] {
-			x[i] = t.cross(c, boundary{who, or(rule.From, kindReplicate), kindCopy}, x[i])
+			x[i] = t.cross(c, boundary{who: who, from: or(rule.From, kindReplicate), to: kindCopy}, x[i])
 		}
 		return out(next(c, x), kindPartial, or(rule.To, kindReplicate))
 	case styleVocabulary:
@@ -262,7 +273,7 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 		return out(next(c, x), kindCut, or(rule.To, t.usual()))
 	case styleSequence:
 		if !x[0].DType().IsFloat() {
-			x[0] = t.cross(c, boundary{who, kindReplicate, kindSequence}, x[0])
+			x[0] = t.cross(c, boundary{who: who, from: kindReplicate, to: kindSequence}, x[0])
 			break
 		}
 		c = t.within(c, boundary{who: who, from: t.now(c, kindSequence)}, x[0])
@@ -357,7 +368,7 @@ func (t *tensorParallel) inHeads(c *nn.Ctx, r *role, x []*tensor.Tensor, next fu
 	who := "heads parallel " + r.path
 	for i := range x {
 		if len(x)%2 == 1 || i < len(x)-1 { // the last of an even number is a mask
-			x[i] = t.cross(c, boundary{who, t.usual(), kindCopy}, x[i])
+			x[i] = t.cross(c, boundary{who: who, from: t.usual(), to: kindCopy}, x[i])
 		}
 	}
 	pass := t.passOf(c.Tape())
@@ -423,5 +434,5 @@ func (t *tensorParallel) finishLogits(c *nn.Ctx, r *role, y *tensor.Tensor) *ten
 		pass.classes = pass.among(c, boundary{who: "logits of " + r.path}, "channels", y.Dim(-1), t.widths)
 		return y
 	}
-	return t.cross(c, boundary{"logits of " + r.path, kindCut, kindReplicate}, y)
+	return t.cross(c, boundary{who: "logits of " + r.path, from: kindCut, to: kindReplicate}, y)
 }

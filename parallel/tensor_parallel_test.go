@@ -326,6 +326,7 @@ var autocast = []nn.CtxOption{nn.WithAutocast(tensor.BFloat16)}
 var sharedCases = []sharedCase{
 	{name: "gpt", build: tinyGPT(models.GPTConfig{Vocab: 31}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "gpt, sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "gpt, gathered once", build: tinyGPT(models.GPTConfig{Vocab: 31}), config: TPConfig{KeepGathered: true}, ranks: []int{2}, time: 8, vocab: 31},
 	{name: "gpt, uneven sequence", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 7, vocab: 31},
 	{name: "gpt, untied", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), ranks: []int{2}, time: 8, vocab: 31},
 	{name: "gpt, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 8, vocab: 31, lost: true},
