@@ -25,6 +25,8 @@ type pipeTask struct {
 	// inputs and targets of a microbatch.
 	batch func(step, number int) (in []*tensor.Tensor, targets *tensor.Tensor)
 	opts  []nn.CtxOption
+	// around steps in on the passes; nil for nothing.
+	around nn.Interceptor
 }
 
 func gptTask(layers int, untied bool) pipeTask {
@@ -50,7 +52,11 @@ func (k pipeTask) microbatches(s Strategy, step, n int) []Microbatch {
 		out = append(out, Microbatch{
 			Carrier: func(ctx context.Context) *nn.Ctx {
 				opts := append([]nn.CtxOption{nn.WithGenerator(tensor.NewGenerator(int64(100*step + i)))}, k.opts...)
-				return nn.Training(ctx, opts...)
+				c := nn.Training(ctx, opts...)
+				if k.around != nil {
+					c = c.With(k.around)
+				}
+				return c
 			},
 			Loss: func(c *nn.Ctx) *tensor.Tensor {
 				in, targets := k.batch(step, i)
@@ -252,5 +258,100 @@ func TestPipelineIsOneRank(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// resultsOf runs a model without gradients, and returns its results.
+func resultsOf(ctx context.Context, s Strategy, opts []nn.CtxOption, x ...*tensor.Tensor) (out []float32, err error) {
+	c := nn.Evaluation(ctx, opts...)
+	defer c.Close()
+	defer c.Recover(&err)
+	if len(x) == 1 {
+		return slices.Clone(s.Forward(c, x[0]).Float32s()), nil
+	}
+	return slices.Clone(s.ForwardN(c, x...)[0].Float32s()), nil
+}
+
+// TestPipelineEvaluates: every rank gets the results of one rank, also token by token with a cache of
+// keys, where a stage has no attention.
+func TestPipelineEvaluates(t *testing.T) {
+	for _, c := range []struct {
+		task   string
+		ranks  int
+		config PipelineConfig
+	}{
+		{"gpt", 2, PipelineConfig{}},
+		{"tied gpt", 2, PipelineConfig{Schedule: "interleaved"}},
+		{"llama", 4, PipelineConfig{Schedule: "zbv"}},
+		{"llama", 3, PipelineConfig{Starts: []string{"model.layers.0", "model.norm"}}},
+		{"tied gpt", 3, PipelineConfig{Starts: []string{"transformer.h.0", "transformer.ln_f"}}},
+		{"dropout", 2, PipelineConfig{Layers: []int{3, 5}}},
+	} {
+		t.Run(fmt.Sprint(c.task, c.ranks, c.config.Schedule, c.config.Starts), func(t *testing.T) {
+			k := pipeTasks()[c.task]
+			one, err := NewSingle(k.model())
+			if err != nil {
+				t.Fatal(err)
+			}
+			in, _ := k.batch(1, 1)
+			run := func(ctx context.Context, s Strategy) (all [][]float32, err error) {
+				out, err := resultsOf(ctx, s, nil, in...)
+				if all = append(all, out); err != nil || len(in) > 1 {
+					return all, err
+				}
+				cache := nn.NewKVCache(6)
+				for _, part := range [][2]int{{0, 3}, {3, 1}, {4, 2}} {
+					out, err := resultsOf(ctx, s, []nn.CtxOption{nn.WithKVCache(cache)}, in[0].Narrow(1, part[0], part[1]).Contiguous())
+					if all = append(all, out); err != nil {
+						return all, err
+					}
+				}
+				if cache.Len() != 6 {
+					t.Errorf("the cache holds %d tokens, want 6", cache.Len())
+				}
+				return all, nil
+			}
+			want, err := run(t.Context(), one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = onPipeline(t, k, c.ranks, c.config, func(ctx context.Context, p *Parallel) error {
+				got, err := run(ctx, p)
+				for i := range got {
+					if !slices.Equal(got[i], want[i]) {
+						t.Errorf("rank %d: result %d is %v, want %v", p.pipe.rank, i, got[i], want[i])
+					}
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestPipelineRecomputes: what is recomputed in the backward pass gets what has come from other
+// stages, and gives the same bits.
+func TestPipelineRecomputes(t *testing.T) {
+	k := pipeTasks()["dropout"]
+	want, wantGrads := k.alone(t, 2, 4)
+	k.around = nn.Recompute(func(m any) bool { _, ok := m.(*nn.TransformerEncoderLayer); return ok })
+	for _, name := range []string{"1f1b", "zbv"} {
+		err := onPipeline(t, k, 2, PipelineConfig{Schedule: name}, func(ctx context.Context, p *Parallel) error {
+			losses, grads, err := k.train(ctx, p, p.Model, 2, 4)
+			if !slices.Equal(losses, want) {
+				t.Errorf("%s: losses %v, want %v", name, losses, want)
+			}
+			for name, got := range grads {
+				if !slices.Equal(got, wantGrads[name]) {
+					t.Errorf("the gradient of %s is %v, want %v", name, got, wantGrads[name])
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
