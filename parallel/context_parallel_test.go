@@ -145,13 +145,7 @@ func (cc contextCase) pass(ctx context.Context, model any, p *contextParallel, b
 		inner = inner.With(p)
 	}
 	if cc.recompute {
-		inner = inner.With(nn.Recompute(func(m any) bool {
-			switch m.(type) {
-			case *models.LlamaBlock, *models.GPTBlock, *models.BERTLayer:
-				return true
-			}
-			return false
-		}))
+		inner = inner.With(recomputeBlocks)
 	}
 	if b.documents != nil {
 		inner = inner.WithDocuments(b.documents)
@@ -169,6 +163,15 @@ func (cc contextCase) pass(ctx context.Context, model any, p *contextParallel, b
 	out.loss, out.peak = l.Item(), c.Tape().PeakBytes()
 	return out, nil
 }
+
+// recomputeBlocks keeps only the inputs of blocks.
+var recomputeBlocks = nn.Recompute(func(m any) bool {
+	switch m.(type) {
+	case *models.LlamaBlock, *models.GPTBlock, *models.BERTLayer:
+		return true
+	}
+	return false
+})
 
 func callModel(c *nn.Ctx, model any, b contextBatch) *tensor.Tensor {
 	if b.mask != nil {
