@@ -105,7 +105,7 @@ func TestPyTorchFullyShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range record.Cases {
-		for _, strategy := range lawStrategies {
+		for _, strategy := range []string{"ddp", "fsdp"} {
 			t.Run(fmt.Sprint(strategy, c.Mesh, c.Optimizer), func(t *testing.T) {
 				replicate, shard := c.split()
 				d := draw{Strategy: strategy, Replicate: replicate, Shard: shard}
