@@ -41,7 +41,7 @@ type lay struct {
 // makes outputs whole in an evaluation (c.Training() is false).
 //
 // All interceptors run on tensor.Meta too: for [Predict], and for the dry run of a pipeline. A
-// collective of a part on values of Meta is not made. The part tells Parallel.note of it, and
+// collective of a part on values of Meta is not made. The part counts its bytes (see meter), and
 // goes on with a result of the right shape. That holds for the forward and the backward pass.
 //
 // In the first training pass the sharding types are checked (sharding.Of(c.Tape())): the axes are
@@ -85,6 +85,10 @@ type (
 		finish(ctx context.Context) error
 	}
 )
+
+// meter counts what it sends: sentBytes returns how many bytes this rank has given to others since
+// the beginning, or would have given on tensor.Meta. [Predict] asks it before and after a pass.
+type meter interface{ sentBytes() int64 }
 
 // layOf returns how a parameter lies.
 func (p *Parallel) layOf(q *nn.Parameter) *lay { return p.lays[q] }

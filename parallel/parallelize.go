@@ -55,7 +55,7 @@ type Parallel struct {
 	// Of parameters on tensor.Meta: what they are as a whole.
 	origins map[*nn.Parameter]*tensor.Tensor `name:"-"`
 	steps   map[*tensor.Tape]bool            `name:"-"` // the passes of Step
-	plan    *shardPlan                       `name:"-"` // not nil for a prediction
+	shapes  *shapesOnly                      `name:"-"` // of a prediction; nil otherwise
 }
 
 // engine sums gradients: an [FSDP] or a [DDP].
@@ -140,8 +140,15 @@ func (p *Parallel) passRanks(ctx context.Context) (world ranks, err error) {
 			return world, err
 		}
 	}
-	flat, err := p.mesh.Flatten(ctx, worldAxis, axes...)
-	return ranks{flat, worldAxis}, err
+	if len(axes) > 0 {
+		flat, err := p.mesh.Flatten(ctx, worldAxis, axes...)
+		return ranks{flat, worldAxis}, err
+	}
+	alone, err := p.mesh.World().NewGroup(ctx, []int{p.mesh.World().Rank()})
+	if err != nil {
+		return world, err
+	}
+	return newRanks(ctx, alone, worldAxis)
 }
 
 // layOut has the parts say how each parameter lies. If the ranks do not come to the same, all
@@ -304,6 +311,9 @@ func (p *Parallel) around(c *nn.Ctx) *nn.Ctx {
 	}
 	if p.pipe != nil {
 		c = p.pipe.around(c)
+	}
+	if p.shapes != nil {
+		c = c.With(p.shapes)
 	}
 	return c
 }

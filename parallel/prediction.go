@@ -62,6 +62,14 @@ type forecast struct {
 	begin  func(tape *tensor.Tape)
 	passes int
 	result func() (calls []plannedCall, held int64)
+
+	// Of a model that is split over more axes: away reports whether this rank has nothing of a
+	// parameter, within is the carrier under which the loss runs, and sent counts bytes besides
+	// calls. noPeak says why the passes are not run.
+	away   func(p *nn.Parameter) bool
+	within func(c *nn.Ctx) *nn.Ctx
+	sent   func() int64
+	noPeak error
 }
 
 // plannedCall is a collective that a step will make.
@@ -93,7 +101,7 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 	if p.NoPeak = err; err == nil {
 		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + held
 	}
-	if f.result != nil && err != nil {
+	if (f.result != nil || f.sent != nil) && err != nil {
 		p.NoSent = err
 	} else {
 		p.SentBytes, p.NoSent = f.sentBytes()
@@ -104,6 +112,9 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 // dryRuns returns the most bytes that a step holds besides what is held all the time, and adds
 // the calls that the passes make.
 func (f *forecast) dryRuns(ctx context.Context, o PredictOptions) (held int64, err error) {
+	if f.noPeak != nil {
+		return 0, f.noPeak
+	}
 	for range max(1, f.passes) {
 		if held, err = f.dryRun(ctx, o); err != nil {
 			return 0, err
@@ -121,6 +132,9 @@ func (f *forecast) dryRuns(ctx context.Context, o PredictOptions) (held int64, e
 func (f *forecast) stateBytes(o optim.Optimizer) int64 {
 	sum := int64(0)
 	for _, p := range nn.Parameters(f.model) {
+		if f.away != nil && f.away(p) {
+			continue
+		}
 		bytes := sizeOf(f.shape(p), p.Data().DType())
 		sum += bytes
 		if p.Frozen {
@@ -149,6 +163,9 @@ func (f *forecast) sentBytes() (int64, error) {
 			return 0, err
 		}
 		sum += n
+	}
+	if f.sent != nil {
+		sum += f.sent()
 	}
 	return sum, f.noSent
 }
@@ -185,7 +202,15 @@ func (f *forecast) dryRun(ctx context.Context, o PredictOptions) (peak int64, er
 	if model == nil {
 		model = f.model
 	}
-	loss := o.Loss(inner.With(&shapesOnly{whole: f.whole, binds: f.binds, leaves: map[*nn.Parameter]*tensor.Tensor{}}), model)
+	if f.within != nil {
+		inner = f.within(inner)
+	} else {
+		inner = inner.With(&shapesOnly{whole: f.whole, binds: f.binds, leaves: map[*nn.Parameter]*tensor.Tensor{}})
+	}
+	loss := o.Loss(inner, model)
+	if added := c.AddedLoss(); added != nil {
+		loss = loss.Reshape().Add(added)
+	}
 	if err := loss.Backward(ctx); err != nil {
 		return 0, err
 	}
@@ -284,6 +309,49 @@ func (d *DDP) forecast() forecast {
 		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows[0].sparse[0].Name())
 	}
 	return f
+}
+
+// forecast is that of the engine, with the parts stepping in on tensor.Meta.
+func (p *Parallel) forecast() forecast {
+	f := p.engine.forecast()
+	q := *p
+	switch engine := f.strategy.(type) {
+	case *FSDP:
+		q.engine = engine
+	default: // replicas, which have their parameters all the time
+		q.engine = &Single{Model: p.Model}
+	}
+	f.strategy, f.away, f.within = &q, p.IsAway, q.within
+	q.shapes = &shapesOnly{whole: f.whole, binds: f.binds}
+	begin, before := f.begin, int64(0)
+	f.begin = func(tape *tensor.Tape) {
+		q.shapes.leaves = map[*nn.Parameter]*tensor.Tensor{}
+		before = p.sentBytes()
+		if begin != nil {
+			begin(tape)
+		}
+	}
+	f.sent = func() int64 { return p.sentBytes() - before }
+	for _, part := range p.parts {
+		if _, ok := part.(stepper); ok {
+			f.noPeak = fmt.Errorf("predict: the passes of axis %s overlap as its schedule says, and their peak is not known", part.axis())
+			f.noSent = f.noPeak
+		} else if _, ok := part.(meter); !ok {
+			f.noSent = fmt.Errorf("predict: what axis %s sends is not counted beforehand", part.axis())
+		}
+	}
+	return f
+}
+
+// sentBytes returns what the parts have counted themselves.
+func (p *Parallel) sentBytes() int64 {
+	sum := int64(0)
+	for _, part := range p.parts {
+		if m, ok := part.(meter); ok {
+			sum += m.sentBytes()
+		}
+	}
+	return sum
 }
 
 // broadcastOf is the call that gives all ranks rank 0's buffers.

@@ -163,7 +163,7 @@ func (r fullyShardRecord) check(ctx context.Context, g *dist.Group, c fullyShard
 	for _, p := range params {
 		name := p.Name()
 		got[name] = partOf(p.Data())
-		if shards[name], err = c.partOf(g.Rank(), name, d.Strategy == "fsdp"); err != nil {
+		if shards[name], err = c.partOf(g.Rank(), name, d.Strategy != "ddp"); err != nil {
 			return err
 		}
 	}

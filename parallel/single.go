@@ -68,6 +68,8 @@ func (*Single) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm f
 	return norm, scale, nil
 }
 
+func (*Single) reduce(context.Context) error { return nil }
+
 // SyncBuffers does nothing.
 func (*Single) SyncBuffers(context.Context) error { return nil }
 

@@ -66,7 +66,7 @@ func (m Microbatch) run(ctx context.Context, within func(c *nn.Ctx) *nn.Ctx, sha
 	if *sum == nil {
 		*sum = tensor.New(loss.Device(), tensor.Float64)
 	}
-	(*sum).Axpy(1, loss.Detach().Reshape().To(tensor.Float64))
+	(*sum).Axpy(1, loss.Untracked().Reshape().To(tensor.Float64))
 	if added := c.AddedLoss(); added != nil {
 		loss = loss.Reshape().Add(added.MulScalar(share))
 	}

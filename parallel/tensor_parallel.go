@@ -120,6 +120,8 @@ func (t *tensorParallel) agreed() string {
 	return fmt.Sprintf("tensor parallel: %+v\n%s", t.config, t.plan)
 }
 
+func (t *tensorParallel) sentBytes() int64 { return t.sent.total() }
+
 func (t *tensorParallel) join(context.Context) error { return nil }
 
 // String says what the ranks share.
