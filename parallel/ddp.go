@@ -55,11 +55,11 @@ type DDP struct {
 
 	group   *dist.Group
 	reducer reducer
+	split   *split          `name:"-"` // nil without a mesh
 	frozen  []*nn.Parameter `name:"-"` // when the DDP was made
 	sync    bool            // false inside of NoSync
 	late    stragglerWatch
 	tapes   []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
-	inside  nn.Interceptor              `name:"-"` // of a pipeline: innermost
 }
 
 // reducer keeps the replicas of a model alike: what is communicated, and when.
@@ -166,6 +166,7 @@ func replicate(model any, s *split, opts []DDPOption) (*DDP, error) {
 	}
 	d := newDDP(model, s.world.group(), &o)
 	d.reducer = layOutBuckets(model, s, &o)
+	d.split = s
 	return d, nil
 }
 
@@ -177,7 +178,7 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 		c.Fail(fmt.Errorf("ddp: a %T has several inputs or results: call the DDP by CallN", d.Model))
 	}
 	d.prepare(c)
-	return inside(c, d.inside).Call(m, x)
+	return d.split.innermost(c).Call(m, x)
 }
 
 // ForwardN is Forward for an nn.ModuleN.
@@ -187,7 +188,7 @@ func (d *DDP) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 		c.Fail(fmt.Errorf("ddp: a %T has one input and one result: call the DDP by Call", d.Model))
 	}
 	d.prepare(c)
-	return inside(c, d.inside).CallN(m, x...)
+	return d.split.innermost(c).CallN(m, x...)
 }
 
 // prepare makes a training pass average its gradients. A pass may run the model

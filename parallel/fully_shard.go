@@ -65,10 +65,9 @@ type FSDP struct {
 	rows       []*rowSync                    `name:"-"` // their gradients
 	numTrained int
 	shardDim   func(name string, shape []int) int
-	shared     []*bufferSync  `name:"-"`
-	inside     nn.Interceptor `name:"-"` // of a pipeline: innermost
-	keep       bool           // full values stay until the backward pass is over
-	near       *mesh.Mesh     // has the neighbours with which this rank keeps parts; nil for none
+	shared     []*bufferSync `name:"-"`
+	keep       bool          // full values stay until the backward pass is over
+	near       *mesh.Mesh    // has the neighbours with which this rank keeps parts; nil for none
 
 	sync     bool // false inside of NoSync
 	passes   []*shardPass
@@ -470,7 +469,7 @@ func (f *FSDP) around(c *nn.Ctx, run func(c *nn.Ctx) []*tensor.Tensor) []*tensor
 	if err := f.prepare(c); err != nil {
 		c.Fail(err)
 	}
-	y := run(inside(c.With(f), f.inside))
+	y := run(f.split.innermost(c.With(f)))
 	if p := f.passOf(c); !p.recording {
 		f.outlines[false] = p.outline()
 		if _, err := f.agree(c, p, nil)(); err != nil {

@@ -121,6 +121,9 @@ func (p *Parallel) setUp(ctx context.Context) error {
 	if err == nil {
 		p.split, err = newSplit(ctx, p.pass, world, p.Model, p.lays)
 	}
+	if err == nil && p.pipe != nil {
+		p.split.inside = p.pipe.root
+	}
 	if err == nil {
 		err = p.makeEngine(ctx)
 	}
@@ -238,19 +241,9 @@ func (p *Parallel) has(axis string) bool {
 // makeEngine makes what sums the gradients.
 func (p *Parallel) makeEngine(ctx context.Context) (err error) {
 	if p.pass.Has(shardAxis) {
-		var f *FSDP
-		f, err = shardOver(ctx, p.Model, p.split, p.config.FSDP, nil)
-		if err == nil && p.pipe != nil {
-			f.inside = p.pipe.root
-		}
-		p.engine = f
+		p.engine, err = shardOver(ctx, p.Model, p.split, p.config.FSDP, nil)
 	} else {
-		var d *DDP
-		d, err = replicate(p.Model, p.split, p.config.DDP)
-		if err == nil && p.pipe != nil {
-			d.inside = p.pipe.root
-		}
-		p.engine = d
+		p.engine, err = replicate(p.Model, p.split, p.config.DDP)
 	}
 	if err != nil {
 		return err

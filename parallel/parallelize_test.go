@@ -100,6 +100,9 @@ var toyCuts = map[string]mesh.Placement{
 func wholeValues(ctx context.Context, p *Parallel, of func(q *nn.Parameter) *tensor.Tensor) (map[string][]float32, error) {
 	out := map[string][]float32{}
 	for _, q := range nn.Parameters(p.Model) {
+		if p.IsAway(q) {
+			continue
+		}
 		t := of(q)
 		if t == nil {
 			continue

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel/schedule"
 	"github.com/cohort-ml/cohort/tensor"
@@ -65,6 +66,7 @@ type pipeline struct {
 	form      *schedule.Schedule // of some step: where the stages lie
 	schedules map[int]*schedule.Schedule
 	tied      []*tiedParameter
+	stepped   bool // a step has been done, and the types of all its passes been checked
 }
 
 // pipeStart is where a stage begins.
@@ -237,12 +239,18 @@ func (q *pipeline) dryRun() (plan *pipePlan, err error) {
 	return q.probe.plan, nil
 }
 
-// shapeOf returns the shape of what modules read of a parameter.
+// shapeOf returns the shape of what modules read of a parameter: of this rank's part of it, before
+// fsdp has cut that.
 func (q *pipeline) shapeOf(p *nn.Parameter) []int {
-	if f, ok := q.p.engine.(*FSDP); ok && f.paramOf[p] != nil {
-		return f.paramOf[p].shape
+	l := q.p.layOf(p)
+	if l == nil {
+		return p.Data().Shape()
 	}
-	return p.Data().Shape()
+	shape, err := mesh.LocalShape(l.shape, q.p.pass.Shape(), q.p.placements(l), q.p.pass.Coordinate())
+	if err != nil {
+		return p.Data().Shape()
+	}
+	return shape
 }
 
 // stageAround returns the stage of a module that has a parameter that no module reads.

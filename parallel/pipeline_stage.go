@@ -64,14 +64,6 @@ func (q *pipeline) around(c *nn.Ctx) *nn.Ctx {
 	return c.Around(q)
 }
 
-// inside adds what steps in innermost to a carrier, where there is something.
-func inside(c *nn.Ctx, i nn.Interceptor) *nn.Ctx {
-	if i == nil {
-		return c
-	}
-	return c.With(i)
-}
-
 // isLooking reports whether a pass is under way that asks for shapes, and computes nothing.
 func (q *pipeline) isLooking() bool { return q != nil && q.probe != nil }
 
@@ -341,13 +333,17 @@ func (s *pipePass) end(y []*tensor.Tensor) []*tensor.Tensor {
 	return s.bring(s.plan.outputs, y, func(i int) string { return fmt.Sprintf("result %d of the model", i) })
 }
 
-// leaf brings a value that has come from another stage under the tape of the pass.
-func (s *pipePass) leaf(v *pipeValue, t *tensor.Tensor) *tensor.Tensor {
+// leaf brings a value that has come from another stage under the tape of the pass. at is its type
+// over the axes beside pp, where the pass is checked.
+func (s *pipePass) leaf(v *pipeValue, t, at *tensor.Tensor) *tensor.Tensor {
 	t.SetName(v.what)
 	if !v.grad || s.stage < 0 {
-		return s.c.Tape().Const(t)
+		in := s.c.Tape().Const(t)
+		s.came(in, at)
+		return in
 	}
 	in := s.c.Tape().Leaf(t)
+	s.came(in, at)
 	in.OnGrad(func(g *tensor.Tensor) *tensor.Tensor {
 		s.grads[v.index] = g.Contiguous().Keep()
 		return nil

@@ -54,6 +54,10 @@ func (q *pipeline) step(ctx context.Context, microbatches []Microbatch) (loss *t
 	if err := q.p.NoSync(func() error { return st.runAll(s.Ranks[q.rank]) }); err != nil {
 		return nil, err
 	}
+	q.stepped = true
+	if types := q.types(); types != nil {
+		types.done = true
+	}
 	if syncs {
 		if err := q.p.reduce(ctx); err != nil {
 			return nil, err
@@ -144,10 +148,26 @@ func (q *pipeline) splits() bool {
 	return !sharded
 }
 
+// types returns the check of sharding types of the engine.
+func (q *pipeline) types() *typeCheck {
+	switch e := q.p.engine.(type) {
+	case *FSDP:
+		return &e.types
+	case *DDP:
+		if r, ok := e.reducer.(*nativeReducer); ok {
+			return &r.types
+		}
+	}
+	return nil
+}
+
 // run does one action of the schedule.
 func (st *pipeStep) run(a schedule.Action) error {
 	if err := context.Cause(st.ctx); err != nil {
 		return fmt.Errorf("pipeline: the step ended before %v: %w", a, err)
+	}
+	if types := st.q.types(); types != nil && !st.q.stepped {
+		types.done = false // until each stage has been checked
 	}
 	var err error
 	switch a.Kind {
@@ -241,7 +261,7 @@ func (st *pipeStep) seeds(s *pipePass) (values, grads []*tensor.Tensor, err erro
 			continue
 		}
 		for _, stage := range slices.Backward(v.uses) {
-			g, err := st.in.take(pipeMessage{v, stage, s.number, true})
+			g, err := st.in.take(pipeMessage{value: v, stage: stage, microbatch: s.number, isGrad: true})
 			if err != nil {
 				return nil, nil, err
 			}

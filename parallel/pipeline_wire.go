@@ -8,7 +8,9 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/parallel/schedule"
+	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -19,16 +21,17 @@ type pipeMessage struct {
 	stage      int // that reads the value
 	microbatch int
 	isGrad     bool
+	isType     bool // the sharding type of the value, which comes before it in the first step
 }
 
 // key tells messages of a step apart.
 type messageKey struct {
 	value, stage, microbatch int
-	isGrad                   bool
+	isGrad, isType           bool
 }
 
 func (m pipeMessage) key() messageKey {
-	return messageKey{m.value.index, m.stage, m.microbatch, m.isGrad}
+	return messageKey{m.value.index, m.stage, m.microbatch, m.isGrad, m.isType}
 }
 
 func (m pipeMessage) String() string {
@@ -104,10 +107,16 @@ func (q *pipeline) messagesOf(plan *pipePlan, a schedule.Action) []pipeMessage {
 		switch {
 		case a.Kind == schedule.Forward && v.born == a.Stage:
 			for _, stage := range v.uses {
-				out = append(out, pipeMessage{v, stage, a.Microbatch, false})
+				m := pipeMessage{value: v, stage: stage, microbatch: a.Microbatch}
+				if !q.stepped {
+					m.isType = true
+					out = append(out, m)
+					m.isType = false
+				}
+				out = append(out, m)
 			}
 		case (a.Kind == schedule.Backward || a.Kind == schedule.BackwardInput) && v.grad && slices.Contains(v.uses, a.Stage):
-			out = append(out, pipeMessage{v, a.Stage, a.Microbatch, true})
+			out = append(out, pipeMessage{value: v, stage: a.Stage, microbatch: a.Microbatch, isGrad: true})
 		}
 	}
 	return out
@@ -140,7 +149,11 @@ func (b *inbox) post(rank, n int) error {
 	of := b.from[rank]
 	for ; of.posted < min(n, len(of.all)); of.posted++ {
 		in := of.all[of.posted]
-		in.t = tensor.New(tensor.CPU(), in.value.dtype, in.value.shape...)
+		if in.isType {
+			in.t = tensor.New(tensor.CPU(), tensor.Int64, b.q.lenType())
+		} else {
+			in.t = tensor.New(tensor.CPU(), in.value.dtype, in.value.shape...)
+		}
 		in.work = b.q.group.RecvAsync(b.ctx, in.t, rank)
 	}
 	return nil
@@ -211,7 +224,16 @@ func (s *pipePass) send(v *pipeValue, t *tensor.Tensor) {
 	if s.stage >= 0 {
 		dense := t.Contiguous()
 		for _, stage := range v.uses {
-			s.out.send(pipeMessage{v, stage, s.number, false}, dense)
+			m := pipeMessage{value: v, stage: stage, microbatch: s.number}
+			if !s.q.stepped {
+				m.isType = true
+				s.out.send(m, s.q.encodeType(sharding.Of(s.c.Tape()), t))
+				m.isType = false
+			}
+			s.out.send(m, dense)
+		}
+		if v.grad {
+			sharding.Of(s.c.Tape()).Went(t)
 		}
 		return
 	}
@@ -254,9 +276,18 @@ func (s *pipePass) receive(v *pipeValue) *tensor.Tensor {
 		if err := in.work.Wait(s.c); err != nil {
 			s.c.Fail(fmt.Errorf("pipeline: receive %s from stage %d: %w", v.what, v.born, err))
 		}
-		return s.leaf(v, in.t)
+		return s.leaf(v, in.t, nil)
 	}
-	m := pipeMessage{v, s.stage, s.number, false}
+	m := pipeMessage{value: v, stage: s.stage, microbatch: s.number}
+	var at *tensor.Tensor
+	if !s.q.stepped {
+		m.isType = true
+		var err error
+		if at, err = s.in.take(m); err != nil {
+			s.c.Fail(err)
+		}
+		m.isType = false
+	}
 	t, err := s.in.take(m)
 	if err != nil {
 		s.c.Fail(err)
@@ -264,5 +295,71 @@ func (s *pipePass) receive(v *pipeValue) *tensor.Tensor {
 	if s.q.rankOf(v.born) != s.q.rank {
 		s.owned = append(s.owned, t)
 	}
-	return s.leaf(v, t)
+	return s.leaf(v, t, at)
+}
+
+// lenType is the number of elements of a sharding type that is sent: whether there is one, and three
+// for each axis.
+func (q *pipeline) lenType() int { return 1 + 3*len(q.p.pass.Axes()) }
+
+// The first element of a placement that is sent.
+const (
+	sentReplicate = iota
+	sentVarying
+	sentShard   // along a dim, in pieces
+	sentPartial // by an operation
+)
+
+// encodeType returns the sharding type of a value as it is sent.
+func (q *pipeline) encodeType(pass *sharding.Pass, t *tensor.Tensor) *tensor.Tensor {
+	out := make([]int64, q.lenType())
+	at := pass.TypeOf(t)
+	if len(at) != len(q.p.pass.Axes()) {
+		return tensor.FromInt64(out)
+	}
+	out[0] = 1
+	for i, p := range at {
+		code := out[1+3*i : 4+3*i]
+		dim, isShard := p.IsShard()
+		op, isPartial := p.IsPartial()
+		switch {
+		case isShard:
+			code[0], code[1], code[2] = sentShard, int64(dim), int64(p.NumPieces())
+		case isPartial:
+			code[0], code[1] = sentPartial, int64(op)
+		case p.IsVarying():
+			code[0] = sentVarying
+		}
+	}
+	return tensor.FromInt64(out)
+}
+
+// came tells the check of the pass which type a value has that has come from another stage. Where
+// the other rank does not check its pass, this one cannot.
+func (s *pipePass) came(t, at *tensor.Tensor) {
+	pass := sharding.Of(s.c.Tape())
+	if pass == nil || at == nil {
+		return
+	}
+	code := at.Int64s()
+	if code[0] == 0 || len(pass.Axes()) != len(s.q.p.pass.Axes()) {
+		s.c.Tape().Observe(nil)
+		return
+	}
+	var placements sharding.Type
+	for c := range slices.Chunk(code[1:], 3) {
+		var p mesh.Placement
+		switch c[0] {
+		case sentVarying:
+			p = mesh.Varying()
+		case sentShard:
+			if p = mesh.Shard(int(c[1])); c[2] > 1 {
+				p = mesh.StridedShard(int(c[1]), int(c[2]))
+			}
+		case sentPartial:
+			p = mesh.Partial(dist.ReduceOp(c[1]))
+		}
+		placements = append(placements, p)
+	}
+	pass.Came(t, placements)
 }

@@ -47,6 +47,8 @@ type split struct {
 	mesh  *mesh.Mesh // of the ranks that run one pass together: all axes but pp
 	world ranks      // all of them, on one axis
 	lays  map[*nn.Parameter]*lay
+	// inside steps in inside of the engine; nil for nothing.
+	inside nn.Interceptor
 
 	// By the axes that are summed over: with fsdp apart, and all on one axis.
 	beside, flat map[string]*mesh.Mesh
@@ -74,6 +76,14 @@ func newSplit(ctx context.Context, m *mesh.Mesh, world ranks, model any, lays ma
 		}
 	}
 	return s, nil
+}
+
+// innermost returns a carrier with what steps in inside of the engine.
+func (s *split) innermost(c *nn.Ctx) *nn.Ctx {
+	if s == nil || s.inside == nil {
+		return c
+	}
+	return c.With(s.inside)
 }
 
 // newBeside returns a mesh of two axes: fsdp, and before it all other axes that a gradient owes.

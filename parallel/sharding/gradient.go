@@ -17,7 +17,11 @@ func (p *Pass) Backward(losses []*tensor.Tensor) {
 		return
 	}
 	for _, loss := range losses {
-		if v := p.valueOf(loss); v != nil {
+		switch v := p.valueOf(loss); {
+		case v == nil:
+		case v.comes:
+			v.grad, v.gradFrom = p.GradOf(v.at), "the stage that reads it"
+		default:
 			v.grad, v.gradFrom = p.ofLoss(loss, v.at), "the loss"
 		}
 	}
@@ -26,8 +30,16 @@ func (p *Pass) Backward(losses []*tensor.Tensor) {
 			p.flow(f)
 		}
 	}
+	for _, v := range p.came {
+		for i, want := range v.goes {
+			if v.grad != nil && v.grad[i] != want {
+				fail("gradient of a stage's input", p.axes[i].Name, nil, "it is %v over axis %q (from %s), and goes to a stage that takes %v: %s",
+					v.grad[i], p.axes[i].Name, v.gradFrom, want, advice(v.grad[i]))
+			}
+		}
+	}
 	p.checked = true
-	p.flows, p.params = nil, nil // the pass goes on without it
+	p.flows, p.params, p.came = nil, nil, nil // the pass goes on without it
 }
 
 // ofLoss returns the type of the gradient of the loss with respect to itself.

@@ -55,7 +55,8 @@ type Pass struct {
 	params  map[*tensor.Tensor]*Parameter // by what the model reads
 	owed    map[string]Type               // of the gradients, by name
 	flows   []flow
-	checked bool // Backward has been called
+	came    []*value // from other ranks
+	checked bool     // Backward has been called
 	op      operation
 }
 
@@ -70,6 +71,10 @@ type value struct {
 	// grad is the type of its gradient, nil while none has come.
 	grad     Type
 	gradFrom string // the operation that the first part of it came from
+	// comes says that the gradient of the value comes from another rank, as a backward pass begins.
+	comes bool
+	// goes is what the gradient must be that goes to another rank; nil for others.
+	goes Type
 }
 
 // flow is one step that gradients take.
@@ -182,6 +187,48 @@ func (p *Pass) Give(x *tensor.Tensor, b Boundary) {
 		}
 	}
 	x.SetNote(&tensor.Note{Value: v})
+}
+
+// GradOf returns the type of the gradient of a value of a type where no wrapper says another: of
+// a value that is replicated over samples it is a part of a sum, and of a part of a sum it is whole.
+func (p *Pass) GradOf(at Type) Type {
+	grad := slices.Clone(at)
+	for i, a := range p.axes {
+		_, isPartial := at[i].IsPartial()
+		switch {
+		case isPartial:
+			grad[i] = mesh.Replicate()
+		case a.Data && at[i].IsReplicate():
+			grad[i] = sum
+		}
+	}
+	return grad
+}
+
+// Came says that x, a leaf of the pass, has come from another rank with its type, as between the
+// stages of a pipeline. Its gradient goes back there, and must be [Pass.GradOf] the type.
+func (p *Pass) Came(x *tensor.Tensor, at Type) {
+	if p == nil || p.checked {
+		return
+	}
+	p.wantAxes("what comes from another rank", at)
+	v := &value{pass: p, at: slices.Clone(at), needs: x.NeedsGrad()}
+	if v.given = (&Boundary{Type: v.at}); v.needs {
+		v.goes = p.GradOf(at)
+		p.came = append(p.came, v)
+	}
+	x.SetNote(&tensor.Note{Value: v})
+}
+
+// Went says that x has gone to another rank, from which its gradient comes: a backward pass begins
+// from it.
+func (p *Pass) Went(x *tensor.Tensor) {
+	if p == nil || p.checked {
+		return
+	}
+	if v := p.valueOf(x); v != nil {
+		v.comes = true
+	}
 }
 
 // TypeOf returns the type of a value in the pass, nil if the pass is not checked.
