@@ -22,9 +22,13 @@ type bufferSync struct {
 // newBufferSyncs groups the buffers of a model by dtype, in an order that all
 // ranks have.
 func newBufferSyncs(model any) []*bufferSync {
+	return syncsOf(nn.Buffers(model))
+}
+
+func syncsOf(buffers []*nn.Buffer) []*bufferSync {
 	byDType := map[tensor.DType]*bufferSync{}
 	var syncs []*bufferSync
-	for _, b := range nn.Buffers(model) {
+	for _, b := range buffers {
 		s := byDType[b.Data.DType()]
 		if s == nil {
 			s = &bufferSync{}
@@ -51,17 +55,20 @@ func newBufferSyncs(model any) []*bufferSync {
 }
 
 // broadcast replaces every rank's buffers by rank 0's.
-func (s *bufferSync) broadcast(ctx context.Context, r ranks) error {
-	if r.group().Rank() == 0 {
+func (s *bufferSync) broadcast(ctx context.Context, r ranks) error { return s.broadcastFrom(ctx, r, 0) }
+
+// broadcastFrom replaces every rank's buffers by those of a rank.
+func (s *bufferSync) broadcastFrom(ctx context.Context, r ranks, root int) error {
+	if r.group().Rank() == root {
 		for i, b := range s.buffers {
 			s.views[i].CopyFrom(b.Data)
 		}
 	}
-	if err := r.broadcast(ctx, s.flat); err != nil {
-		return fmt.Errorf("ddp: broadcast %d buffers (%s … %s) from rank 0: %w",
-			len(s.buffers), s.buffers[0].Name(), s.buffers[len(s.buffers)-1].Name(), err)
+	if err := r.broadcastFrom(ctx, s.flat, root); err != nil {
+		return fmt.Errorf("ddp: broadcast %d buffers (%s … %s) from rank %d: %w",
+			len(s.buffers), s.buffers[0].Name(), s.buffers[len(s.buffers)-1].Name(), root, err)
 	}
-	if r.group().Rank() != 0 {
+	if r.group().Rank() != root {
 		for i, b := range s.buffers {
 			b.Data.CopyFrom(s.views[i])
 		}

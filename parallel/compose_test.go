@@ -215,10 +215,10 @@ func (run *composedRun) difference(t *testing.T, want *composedRun) error {
 			return fmt.Errorf("the norms are %v, of one rank %v", run.norms, want.norms)
 		}
 	}
-	if worst, where := difference(t, run.grads, want.grads); !(worst < 1e-4) {
+	if worst, where := difference(t, run.grads, those(want.grads, run.grads)); !(worst < 1e-4) {
 		return fmt.Errorf("the gradient of %s is off by %.2g", where, worst)
 	}
-	if worst, where := difference(t, run.values, want.values); !(worst < 1e-4) {
+	if worst, where := difference(t, run.values, those(want.values, run.values)); !(worst < 1e-4) {
 		return fmt.Errorf("the values of %s are off by %.2g", where, worst)
 	}
 	if worst, _ := difference(t, map[string][]float32{"logits": run.logits}, map[string][]float32{"logits": want.logits}); !(worst < 1e-4) {
@@ -227,8 +227,17 @@ func (run *composedRun) difference(t *testing.T, want *composedRun) error {
 	return nil
 }
 
-// TestPairsOfAxes: every pair of axes, two ranks each, trains as one rank does.
-func TestPairsOfAxes(t *testing.T) {
+// those returns what of values the other list has too: a rank has the parameters of its stages.
+func those(values, other map[string][]float32) map[string][]float32 {
+	out := map[string][]float32{}
+	for name := range other {
+		out[name] = values[name]
+	}
+	return out
+}
+
+// TestAxesTogether: every pair of axes, two ranks each, and some threes, train as one rank does.
+func TestAxesTogether(t *testing.T) {
 	const n = 2
 	for _, c := range []struct {
 		model composedModel
@@ -245,6 +254,13 @@ func TestPairsOfAxes(t *testing.T) {
 		{composedMoE, Sizes{FSDP: n, EP: n}},
 		{composedMoE, Sizes{EP: n, CP: n}},
 		{composedMoE, Sizes{EP: n, TP: n}},
+		{composedGPT, Sizes{PP: n, Replicate: n}},
+		{composedGPT, Sizes{PP: n, FSDP: n}},
+		{composedLlama, Sizes{PP: n, CP: n}},
+		{composedGPT, Sizes{PP: n, TP: n}},
+		{composedMoE, Sizes{PP: n, EP: n}},
+		{composedGPT, Sizes{PP: n, FSDP: n, TP: n}},
+		{composedMoE, Sizes{FSDP: n, EP: n, CP: n}},
 	} {
 		t.Run(fmt.Sprintf("%s %+v", c.model.name, c.sizes), func(t *testing.T) {
 			ranks := c.sizes.product()
@@ -256,7 +272,8 @@ func TestPairsOfAxes(t *testing.T) {
 			want := c.model.alone(t, samplers)
 			for _, onMeta := range []bool{false, true} {
 				err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
-					run, err := c.model.split(ctx, g, c.sizes, Config{}, onMeta)
+					example := tensor.New(tensor.Meta, tensor.Int64, composedRows/samplers, composedTime)
+					run, err := c.model.split(ctx, g, c.sizes, Config{Pipeline: PipelineConfig{Example: []*tensor.Tensor{example}}}, onMeta)
 					if err == nil {
 						err = run.difference(t, want)
 					}
@@ -267,5 +284,102 @@ func TestPairsOfAxes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// stagedNorms is a model with buffers in several stages: [batch, 6] to [batch, 5].
+type stagedNorms struct {
+	Layers []*stagedNorm
+	Head   *nn.Linear
+}
+
+type stagedNorm struct {
+	Norm *nn.BatchNorm1d
+	Up   *nn.Linear
+}
+
+func newStagedNorms() *stagedNorms {
+	b := &nn.Build{Generator: tensor.NewGenerator(5)}
+	m := &stagedNorms{Head: nn.NewLinear(b, 6, 5)}
+	for range 4 {
+		m.Layers = append(m.Layers, &stagedNorm{nn.NewBatchNorm1d(b, 6, nn.BatchNormOptions{}), nn.NewLinear(b, 6, 6)})
+	}
+	return m
+}
+
+func (m *stagedNorms) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	for _, l := range m.Layers {
+		x = c.Call(l, x)
+	}
+	return c.Call(m.Head, x)
+}
+
+func (l *stagedNorm) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return c.Call(l.Up, c.Call(l.Norm, x)).Tanh()
+}
+
+// TestBuffersOfStages: SyncBuffers gives all ranks the running statistics that one rank has, which
+// each stage has moved for its own layers.
+func TestBuffersOfStages(t *testing.T) {
+	passes := func(s Strategy, step int) (all []Microbatch) {
+		for micro := range 2 {
+			x := make([]float32, 4*6)
+			for i := range x {
+				x[i] = float32((i*i+7*i+3*micro+5*step)%11) - 5
+			}
+			all = append(all, Microbatch{
+				Carrier: func(ctx context.Context) *nn.Ctx { return nn.Training(ctx) },
+				Loss: func(c *nn.Ctx) *tensor.Tensor {
+					return c.Call(s, tensor.FromFloat32(x, 4, 6)).Square().Mean().MulScalar(0.5)
+				},
+			})
+		}
+		return all
+	}
+	steps := func(ctx context.Context, s Strategy) (map[string][]float32, error) {
+		for step := range 2 {
+			if _, err := s.Step(ctx, passes(s, step)); err != nil {
+				return nil, err
+			}
+		}
+		if err := s.SyncBuffers(ctx); err != nil {
+			return nil, err
+		}
+		out := map[string][]float32{}
+		for _, b := range nn.Buffers(s) {
+			out[b.Name()] = b.Data.To(tensor.Float32).Float32s()
+		}
+		return out, nil
+	}
+	alone, err := NewSingle(newStagedNorms())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := steps(t.Context(), alone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sizes := range []Sizes{{PP: 2, Replicate: 1, FSDP: 1}, {PP: 2, Replicate: 2, FSDP: 1}, {PP: 2, FSDP: 2, Replicate: 1}} {
+		err := spawn(t, sizes.product(), func(ctx context.Context, g *dist.Group) error {
+			grid, err := NewMesh(ctx, g, sizes)
+			if err != nil {
+				return err
+			}
+			p, err := Parallelize(ctx, newStagedNorms(), grid, Config{Pipeline: PipelineConfig{Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Float32, 4, 6)}}})
+			if err != nil {
+				return err
+			}
+			got, err := steps(ctx, p)
+			if err != nil {
+				return err
+			}
+			if worst, where := difference(t, got, want); worst > 1e-5 {
+				return fmt.Errorf("%s of rank %d is off by %.2g", where, g.Rank(), worst)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%+v: %v", sizes, err)
+		}
 	}
 }

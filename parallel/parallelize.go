@@ -410,8 +410,13 @@ func deviceOf(params []*nn.Parameter) tensor.Device {
 	return tensor.CPU()
 }
 
-// SyncBuffers gives every rank rank 0's buffers.
-func (p *Parallel) SyncBuffers(ctx context.Context) error { return p.engine.SyncBuffers(ctx) }
+// SyncBuffers gives every rank the buffers of the first rank that runs the modules which have them.
+func (p *Parallel) SyncBuffers(ctx context.Context) error {
+	if err := p.engine.SyncBuffers(ctx); err != nil || p.pipe == nil {
+		return err
+	}
+	return p.pipe.shareBuffers(ctx)
+}
 
 // StateDict returns what this rank holds of the model's state, by name. What is away is there
 // too, on tensor.Meta.

@@ -104,7 +104,7 @@ func wholeValues(ctx context.Context, p *Parallel, of func(q *nn.Parameter) *ten
 			continue
 		}
 		t := of(q)
-		if t == nil {
+		if t == nil || p.IsAway(q) {
 			continue
 		}
 		whole, err := mesh.Tensor{Local: t, Layout: p.Layout(q)}.Full(ctx)

@@ -263,6 +263,31 @@ func (q *pipeline) stageAround(p *nn.Parameter) int {
 	return 0
 }
 
+// shareBuffers gives the ranks of all stages the buffers of the stage whose module has them.
+func (q *pipeline) shareBuffers(ctx context.Context) error {
+	of := make([][]*nn.Buffer, q.ranks) // by rank
+	for _, b := range nn.Buffers(q.p.Model) {
+		has := func(call pipeCall) bool { return strings.HasPrefix(b.Name(), call.path+".") }
+		stage := 0
+		if i := slices.IndexFunc(q.first.calls, has); i >= 0 {
+			stage = q.first.calls[i].stage
+		}
+		of[q.rankOf(stage)] = append(of[q.rankOf(stage)], b)
+	}
+	sub, err := q.p.mesh.Sub(pipelineAxis)
+	if err != nil {
+		return err
+	}
+	for rank, buffers := range of {
+		for _, s := range syncsOf(buffers) {
+			if err := s.broadcastFrom(ctx, ranks{sub, pipelineAxis}, rank); err != nil {
+				return fmt.Errorf("pipeline: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // agreed is what the ranks compare.
 func (q *pipeline) agreed() string {
 	var starts []string

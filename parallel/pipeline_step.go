@@ -51,6 +51,11 @@ func (q *pipeline) step(ctx context.Context, microbatches []Microbatch) (loss *t
 	}
 	q.beginTied()
 	syncs := q.syncs()
+	if syncs { // as passes without a pipeline begin
+		if err := q.p.engine.SyncBuffers(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := q.p.NoSync(func() error { return st.runAll(s.Ranks[q.rank]) }); err != nil {
 		return nil, err
 	}

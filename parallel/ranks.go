@@ -44,7 +44,12 @@ func arrived(ctx context.Context, p *mesh.Pending) error {
 
 // broadcast gives all ranks rank 0's values, in place.
 func (r ranks) broadcast(ctx context.Context, t *tensor.Tensor) error {
-	return arrived(ctx, mesh.BroadcastAsync(ctx, r.axis, 0, r.value(t, mesh.Varying(), t.Shape()...)))
+	return r.broadcastFrom(ctx, t, 0)
+}
+
+// broadcastFrom gives all ranks the values of one, in place.
+func (r ranks) broadcastFrom(ctx context.Context, t *tensor.Tensor, root int) error {
+	return arrived(ctx, mesh.BroadcastAsync(ctx, r.axis, root, r.value(t, mesh.Varying(), t.Shape()...)))
 }
 
 // gather puts the values of all ranks into dst, in the order of the ranks.
