@@ -382,3 +382,28 @@ func TestExpertBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestPredictExperts: a dry run on tensor.Meta gives each expert equally many rows, and knows
+// the memory of a step. The bytes depend on the tokens.
+func TestPredictExperts(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		p, err := splitExperts(ctx, g, newMixture(1, 4, 2, true, nn.MoEOptions{Balance: 0.1, Capacity: 1.25}), mesh.Axis{Name: expertAxis, Size: 2})
+		if err != nil {
+			return err
+		}
+		got := Predict(ctx, p, PredictOptions{Loss: func(c *nn.Ctx, m any) *tensor.Tensor {
+			ids := tensor.New(tensor.Meta, tensor.Int64, 9)
+			return tensor.CrossEntropy(c.Call(m.(nn.Module), ids), ids)
+		}})
+		if got.NoPeak != nil || got.PeakBytes <= got.StateBytes {
+			t.Errorf("rank %d: the peak is %d bytes of which %d are state (%v)", g.Rank(), got.PeakBytes, got.StateBytes, got.NoPeak)
+		}
+		if got.NoSent == nil || !strings.Contains(got.NoSent.Error(), "ep") {
+			t.Errorf("rank %d: %d bytes are predicted (%v), though they depend on the tokens", g.Rank(), got.SentBytes, got.NoSent)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
