@@ -88,6 +88,11 @@ func (p *contextPass) exchanged(ctx context.Context, tape *tensor.Tape, x *tenso
 		shape[1], shape[2] = p.z.len(p.rank), shape[2]*n
 	}
 	y := tape.New(x.Device(), x.DType(), shape...)
+	if kept := shape[1]; toHeads {
+		p.sent += numBytes(x) / int64(n) * int64(n-1)
+	} else {
+		p.sent += numBytes(x) / int64(p.z.time) * int64(p.z.time-kept)
+	}
 	if x.Device() == tensor.Meta {
 		return y, nil
 	}

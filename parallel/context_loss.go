@@ -30,6 +30,9 @@ func (p *contextPass) crossEntropy(c *nn.Ctx, m *nn.CrossEntropyLoss, x []*tenso
 	case logits.NumDims() < 3 || logits.Dim(1) != p.z.len(p.rank):
 		fail("the logits have shape %v, and their dim 1 is not this rank's %d of %d tokens: give what the model has returned", logits.Shape(), p.z.len(p.rank), p.z.time)
 	}
+	if logits.Device() == tensor.Meta {
+		p.allReduced(tensor.Float64, 1) // sumLoss, once in a step
+	}
 	whole := c.Tape().Const(targets)
 	share := *m
 	share.Reduction = tensor.ReduceSum
@@ -63,6 +66,7 @@ func numTargets(c *nn.Ctx, m *nn.CrossEntropyLoss, targets *tensor.Tensor) *tens
 // expertLoad returns how many tokens of all ranks chose each expert, from the counts of this
 // rank's. The losses that the model makes of them are then shares, as the loss itself is.
 func (p *contextPass) expertLoad(c *nn.Ctx, counts *tensor.Tensor) *tensor.Tensor {
+	p.allReduced(counts.DType(), counts.NumElems())
 	if counts.Device() == tensor.Meta {
 		return counts
 	}
@@ -75,6 +79,7 @@ func (p *contextPass) expertLoad(c *nn.Ctx, counts *tensor.Tensor) *tensor.Tenso
 
 // sumLoss returns the sum of the shares of a loss.
 func (p *contextParallel) sumLoss(ctx context.Context, loss *tensor.Tensor) (*tensor.Tensor, error) {
+	p.allReduced(loss.DType(), 1)
 	sum := loss.Detach().Clone().Keep()
 	if err := p.group.AllReduce(ctx, sum, dist.Sum); err != nil {
 		return nil, fmt.Errorf("context parallelism: add up the shares of the loss: %w", err)

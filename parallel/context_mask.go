@@ -184,6 +184,7 @@ func (p *contextPass) gather(c *nn.Ctx, t *tensor.Tensor, dim int) *tensor.Tenso
 	}
 	shape[dim] = p.z.time
 	whole := tensor.New(t.Device(), t.DType(), shape...)
+	p.sent += int64(n-1) * numBytes(t)
 	if t.Device() == tensor.Meta {
 		return whole
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -45,7 +46,8 @@ type contextParallel struct {
 	rank   int
 	form   string
 	passes map[*tensor.Tape]*contextPass
-	alike  bool // the ranks were found to take the same samples
+	alike  bool  // the ranks were found to take the same samples
+	sent   int64 // bytes that this rank has given to others, and on tensor.Meta would have given
 	// inStep reports whether the pass is one of Strategy.Step, whose loss takes this rank's part
 	// of the results. In other passes results are whole.
 	inStep func(c *nn.Ctx) bool
@@ -96,6 +98,17 @@ func (p *contextParallel) lay() error {
 func (p *contextParallel) agreed() string { return "context parallelism: attention by " + p.form }
 
 func (*contextParallel) join(context.Context) error { return nil }
+
+// sentBytes implements meter.
+func (p *contextParallel) sentBytes() int64 { return p.sent }
+
+// allReduced counts the bytes of an all-reduce.
+func (p *contextParallel) allReduced(dtype tensor.DType, numElems int) {
+	n, err := p.group.PredictSent(operation.Call{Op: operation.AllReduce, DType: operation.DType(dtype), Count: numElems}, false)
+	if err == nil {
+		p.sent += n
+	}
+}
 
 func (p *contextParallel) String() string { return "sequences, attention by " + p.form }
 

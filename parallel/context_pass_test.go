@@ -165,7 +165,7 @@ func TestContextBytes(t *testing.T) {
 					if err := g.Barrier(ctx); err != nil {
 						return err
 					}
-					before := g.Traffic()
+					before, counted := g.Traffic(), p.sentBytes()
 					if _, err := cc.pass(ctx, p.model, p, b); err != nil {
 						return err
 					}
@@ -182,6 +182,9 @@ func TestContextBytes(t *testing.T) {
 					}
 					if got, want := g.Traffic().Since(before).SentBytes, layers*(forward+backward); got != want {
 						return fmt.Errorf("%s, bfloat16 %t, rank %d of %d: sent %d bytes, want %d", form, low, g.Rank(), n, got, want)
+					}
+					if got, want := p.sentBytes()-counted, layers*(forward+backward); got != want {
+						return fmt.Errorf("%s: counted %d bytes, want %d", form, got, want)
 					}
 					return nil
 				})

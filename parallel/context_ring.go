@@ -193,6 +193,7 @@ func (r *ring) pass(ctx context.Context, i int, kv *tensor.Tensor) (next *tensor
 		return nil, nil
 	}
 	next = r.room(r.held(i+1), kv.DType())
+	r.sent += numBytes(kv)
 	if kv.Device() == tensor.Meta {
 		return next, nil
 	}
@@ -203,6 +204,7 @@ func (r *ring) pass(ctx context.Context, i int, kv *tensor.Tensor) (next *tensor
 // send and receive begin a message to the next rank and from the one before. Nothing is sent of
 // tensors on tensor.Meta.
 func (r *ring) send(ctx context.Context, t *tensor.Tensor) *dist.Work {
+	r.sent += numBytes(t)
 	if t.Device() == tensor.Meta {
 		return nil
 	}
