@@ -112,6 +112,7 @@ type sharedCase struct {
 	plan   string // "" is the model's own
 	config TPConfig
 	ranks  []int
+	batch  int // 0 is 3
 	time   int
 	vocab  int
 	loss   *nn.CrossEntropyLoss
@@ -123,7 +124,10 @@ type sharedCase struct {
 }
 
 func (s *sharedCase) inputs() (ids, targets *tensor.Tensor) {
-	const batch = 3
+	batch := s.batch
+	if batch == 0 {
+		batch = 3
+	}
 	in, out := make([]int64, batch*s.time), make([]int64, batch*s.time)
 	for i := range in {
 		in[i], out[i] = int64(i*i*7+i*3)%int64(s.vocab), int64(i*11+5)%int64(s.vocab)
@@ -343,6 +347,11 @@ var sharedCases = []sharedCase{
 	{name: "bert, dropout, whole sequence", build: tinyBERT(models.BERTConfig{Dropout: 0.2, Untied: true, Padding: new(int)}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 31, lost: true},
 	{name: "bert, dropout, recomputed", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2}, time: 8, vocab: 31, around: recomputed},
 	{name: "bert, headless", build: tinyBERT(models.BERTConfig{Headless: true}), ranks: []int{2}, time: 8, vocab: 16},
+	{name: "gpt, one sample", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 1, time: 8, vocab: 31, lost: true},
+	{name: "llama, a token a rank", build: tinyLlama(models.LlamaConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 2, time: 4, vocab: 31, lost: true},
+	{name: "bert, one sample, a token a rank", build: tinyBERT(models.BERTConfig{Dropout: 0.1}), ranks: []int{4}, batch: 1, time: 4, vocab: 31, lost: true},
+	{name: "moe, one sample", build: tinyMoE(models.MoEConfig{SharedHidden: 12}), ranks: []int{2}, batch: 1, time: 8, vocab: 33, lost: true},
+	{name: "encoder, one sample", build: newEncoder(nn.TransformerOptions{Dropout: 0.2}), plan: encoderPlan, ranks: []int{4}, batch: 1, time: 8, vocab: 31},
 	{name: "moe", build: tinyMoE(models.MoEConfig{Router: nn.MoEOptions{Balance: 0.1, Z: 0.01}}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
 	{name: "moe, sequence", build: tinyMoE(models.MoEConfig{SharedHidden: 12, SharedGate: true, Router: nn.MoEOptions{Sigmoid: true, Scale: 2, Balance: 0.1}}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
 	{name: "moe, capacity, recomputed", build: tinyMoE(models.MoEConfig{SharedHidden: 12, Router: nn.MoEOptions{Capacity: 1, Balance: 0.1}}), ranks: []int{2}, time: 7, vocab: 33, around: recomputed},

@@ -126,6 +126,10 @@ func reshaped(o *operation) (mesh.Placement, string) {
 	x := o.in[0]
 	dim, _ := x.at.IsShard()
 	from, to := x.shape, o.out
+	if len(from) == 3 && len(to) == 2 && dim == 1 && from[1] == 1 && from[2] == to[1] {
+		// Tokens, of which this rank has one of each sample, and not heads: those have four dims.
+		return mesh.StridedShard(0, from[0]*x.at.NumPieces()), ""
+	}
 	i, j := 0, 0
 	for i < len(from) {
 		iStart, jStart := i, j
@@ -155,7 +159,8 @@ func reshaped(o *operation) (mesh.Placement, string) {
 }
 
 // cutAfter returns the placement of a result that an axis cuts after a number of
-// pieces of its dims from first to before end.
+// pieces of its dims from first to before end. Before dims of one element it is a guess,
+// which sameButOnes takes back.
 func (o *operation) cutAfter(numPieces, first, end int) (mesh.Placement, string) {
 	before := 1
 	for k := first; k < end; k++ {
@@ -169,6 +174,23 @@ func (o *operation) cutAfter(numPieces, first, end int) (mesh.Placement, string)
 		before *= size
 	}
 	return o.needs(0)
+}
+
+// sameButOnes reports whether two shards of a value differ only by dims of which this rank has one
+// element: after a reshape nobody can tell which of them is cut. [1 3 16] may be one of two
+// samples, or three of six tokens.
+func sameButOnes(shape []int, p, q mesh.Placement) bool {
+	a, isShard := p.IsShard()
+	b, isToo := q.IsShard()
+	if !isShard || !isToo || p.NumPieces() != 1 || q.NumPieces() != 1 {
+		return false
+	}
+	for d := min(a, b); d < max(a, b); d++ {
+		if shape[d] != 1 {
+			return false
+		}
+	}
+	return true
 }
 
 // joined is cat: all operands are sharded alike, along another dim.

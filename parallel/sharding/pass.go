@@ -165,7 +165,13 @@ func (p *Pass) Take(who string, x *tensor.Tensor, want Type) {
 	}
 	p.wantAxes(who, want)
 	for i, at := range p.typeOf(x) {
-		if at != want[i] {
+		if at == want[i] {
+			continue
+		}
+		if v := p.valueOf(x); v != nil && sameButOnes(x.Shape(), at, want[i]) {
+			v.at = slices.Clone(v.at) // the wrapper knows better
+			v.at[i] = want[i]
+		} else {
 			fail(who, p.axes[i].Name, []*tensor.Tensor{x}, "it takes %v over axis %q, and got %v", want[i], p.axes[i].Name, at)
 		}
 	}

@@ -261,11 +261,16 @@ func elementwise(o *operation) (mesh.Placement, string) {
 			continue
 		}
 		p := moved(in.at, dim+len(o.out)-len(in.shape))
-		if first >= 0 && p != at {
-			return p, o.differ(first, i, "redistribute one of them")
-		}
-		if first < 0 {
+		switch {
+		case first < 0:
 			first, at = i, p
+		case p == at:
+		case !sameButOnes(o.out, p, at):
+			return p, o.differ(first, i, "redistribute one of them")
+		default:
+			if d, _ := at.IsShard(); dim+len(o.out)-len(in.shape) > d {
+				at = p
+			}
 		}
 	}
 	dim, _ := at.IsShard()

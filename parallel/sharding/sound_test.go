@@ -63,6 +63,9 @@ var programs = []program{
 	{"flatten and back, of one each", [][]int{{3, 2, 6}}, func(x []*tensor.Tensor) *tensor.Tensor {
 		return tensor.LayerNorm(x[0], nil, nil, 1e-5)
 	}, -1, []string{"Shard(1): Shard(1)"}},
+	{"heads of one each", [][]int{{3, 2, 6}}, func(x []*tensor.Tensor) *tensor.Tensor {
+		return x[0].Reshape(3, x[0].Dim(1), x[0].Dim(2)/3, 3)
+	}, -1, []string{"Shard(2): Shard(2)", "Shard(1): Shard(1)"}},
 	{"permute", [][]int{{2, 4, 6}}, func(x []*tensor.Tensor) *tensor.Tensor { return x[0].Permute(2, 0, 1) }, -1,
 		[]string{"Shard(0): Shard(1)", "Shard(2): Shard(0)", "Partial(sum): Partial(sum)"}},
 	{"narrow", [][]int{{4, 6}}, func(x []*tensor.Tensor) *tensor.Tensor { return x[0].Narrow(1, 1, 2) }, -1, []string{"Shard(0): Shard(0)", "Partial(sum): Partial(sum)"}},
