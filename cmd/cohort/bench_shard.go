@@ -19,13 +19,20 @@ func newBenchShardCommand(f *benchFlags) *cobra.Command {
 		Use:   "shard",
 		Short: "Training steps under each strategy: time, memory and bytes between ranks",
 		Long: `Measure training steps of a model that is spread over ranks. Every rank is a process
-with a batch of its own. Its work is the same for every number of ranks.
+with a batch of its own, but ranks that differ only on an axis pp, cp or tp share one.
 
   single  every rank trains a model of its own: what the machine allows without
           communication
   ddp     a replica on every rank
   fsdp    a shard of each parameter, its gradient and its state on every rank
   hsdp    two ranks share a replica among themselves
+  tp      the ranks share each module
+  pp      each rank has a stage or two of a pipeline; pp:zbv names a schedule
+  ep      the ranks share the experts of the model moe
+  cp      the ranks share each sequence
+
+A mesh is written as its axes with their sizes, of pp, replicate, fsdp, ep, cp and tp,
+such as fsdp2.tp2 or pp2:zbv.tp2.
 
   gpt    4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
   mlp    784-1024-1024-10, batch 256, SGD
@@ -40,13 +47,22 @@ The times are those of rank 0, the bytes those of the rank that has most. With -
                 shared memory what others read of its data and what it wrote
                 into theirs
   exposed_us    how long a rank stood still for communication in a step
+  predicted_us  what a step would take if ranks that share samples divided the
+                work evenly and messages took no time, by times of one rank
+  bubble        of a pipeline: the part of the ranks' time for which they stood
+                still; predicted_bubble is that of the schedule
 
 The fields predicted_state_bytes, predicted_peak_bytes and predicted_sent_bytes are what
-was known before the first step.`,
-		Example: "  cohort bench shard --model gpt --strategy ddp --ranks 2 --json",
-		Args:    noArgs,
+was known before the first step, or -1.`,
+		Example: `  cohort bench shard --model gpt --strategy ddp --ranks 2 --json
+  cohort bench shard --strategy pp:zbv --ranks 2 --microbatches 8
+  cohort bench shard --strategy fsdp2.tp2 --ranks 4`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
+				return usageError{fmt.Errorf("bench shard: %w", err)}
+			}
+			if err := o.CheckRanks(numRanks); err != nil {
 				return usageError{fmt.Errorf("bench shard: %w", err)}
 			}
 			return f.onRanks(cmd.Context(), numRanks, numThreads, nil, func(ctx context.Context, g *dist.Group) error {
@@ -62,7 +78,7 @@ was known before the first step.`,
 	cmd.Flags().StringVar(&o.Strategy, "strategy", "ddp", "how the model is spread over the ranks")
 	cmd.Flags().StringVar(&o.DType, "dtype", "float32", "number type that passes compute in")
 	cmd.Flags().IntVar(&o.Batch, "batch", 0, "samples in a step of a rank (default: 8 or 256, by the model)")
-	cmd.Flags().IntVar(&o.Microbatches, "microbatches", 0, "number of passes that divide the samples of a step (default: 1)")
+	cmd.Flags().IntVar(&o.Microbatches, "microbatches", 0, "number of passes that divide the samples of a step (default: 1, and 4 in a pipeline)")
 	cmd.Flags().IntVar(&o.Steps, "steps", 30, "number of steps to measure")
 	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
 	cmd.Flags().IntVar(&numThreads, "threads", 1, "number of threads of a rank")

@@ -73,6 +73,9 @@ func TestMistakes(t *testing.T) {
 		{"schedule --delay -1s", "", "--delay is -1s: want a time from 0 to an hour", exitUsage},
 		{"schedule --ranks 9999 --microbatches 9999", "", "9999 stages with 9999 microbatches are more than this command plays", exitUsage},
 		{"schedule --svg no/such/x.svg", "", "schedule: --svg: open no/such/x.svg", exitUsage},
+		{"bench shard --strategy fsdp2.tp2 --ranks 2", "", "bench shard: fsdp 2 × tp 2 = 2 ranks: the product is 4; change the sizes or --ranks", exitUsage},
+		{"bench shard --strategy pp:zb --ranks 2", "", `bench shard: strategy "pp:zb": schedule: there is no schedule "zb", did you mean "zbv"?`, exitUsage},
+		{"bench shard --strategy pp --ranks 8", "", "1f1b for 8 ranks, 8 stages and 4 microbatches: it needs as many microbatches as stages, and 4 < 8", exitUsage},
 		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
 	} {
 		t.Run(c.args+c.env, func(t *testing.T) {

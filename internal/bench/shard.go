@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -20,10 +21,11 @@ import (
 // ShardOptions choose what Shard measures.
 type ShardOptions struct {
 	Model    string // of [ShardModels]
-	Strategy string // of [ShardStrategies]
+	Strategy string // of [ShardStrategies], or a mesh
 	DType    string // "float32" or "bfloat16", which is autocast
 	Batch    int    // samples or sequences of a rank's step; 0 is the model's own
-	// Microbatches is how many passes a step has, which divide its samples. 0 is 1.
+	// Microbatches is how many passes a step has, which divide its samples. 0 is 1, and 4 in a
+	// pipeline.
 	Microbatches int
 	Steps        int // that are measured, after a few that are not
 }
@@ -34,15 +36,26 @@ func ShardModels() []string { return []string{"gpt", "mlp", "llama", "moe"} }
 // ShardStrategies are the ways in which Shard spreads a model over the ranks. Under
 // single, every rank trains a model of its own, at the same time as the others: what the
 // machine allows without communication.
-func ShardStrategies() []string { return []string{"single", "ddp", "fsdp", "hsdp"} }
+//
+// Beside these names a strategy can be a mesh: axes with their sizes, outermost first, such as
+// fsdp2.tp2. An axis without a size has the ranks that the others leave, so tp alone is a mesh of
+// all ranks. The axis pp takes a schedule: pp:zbv.
+func ShardStrategies() []string {
+	return append(namedStrategies(), "tp", "pp", "ep", "cp", "MESH")
+}
+
+// namedStrategies are those that are no mesh.
+func namedStrategies() []string { return []string{"single", "ddp", "fsdp", "hsdp"} }
 
 // Validate reports the first option that makes no sense.
 func (o ShardOptions) Validate() error {
 	if err := oneOf("model", o.Model, ShardModels()); err != nil {
 		return err
 	}
-	if err := oneOf("strategy", o.Strategy, ShardStrategies()); err != nil {
-		return err
+	if !slices.Contains(namedStrategies(), o.Strategy) {
+		if _, err := parseMesh(o.Strategy); err != nil {
+			return err
+		}
 	}
 	if o.Microbatches < 0 || o.Microbatches > maxBatch {
 		return fmt.Errorf("%d microbatches: want 1 to %d, or 0 for one", o.Microbatches, maxBatch)
@@ -50,8 +63,27 @@ func (o ShardOptions) Validate() error {
 	return StepOptions{Model: "mlp", DType: o.DType, Batch: o.Batch, Steps: o.Steps}.Validate()
 }
 
+// CheckRanks reports a strategy that so many ranks cannot have.
+func (o ShardOptions) CheckRanks(numRanks int) error {
+	m, err := meshOf(o.Strategy, numRanks)
+	if err != nil {
+		return err
+	}
+	_, _, err = m.predictStep(passTimes{}, o.passes(m)) // which asks for the schedule
+	return err
+}
+
+// passes returns the number of passes of a step.
+func (o ShardOptions) passes(m *strategyMesh) int {
+	usual := 1
+	if m.size("pp") > 1 {
+		usual = 4
+	}
+	return cmp.Or(o.Microbatches, usual)
+}
+
 // Sharding says what a training step took of the rank that needed most, and what was
-// predicted before the first step.
+// predicted before the first step. Predicted bytes of -1 are not known.
 type Sharding struct {
 	// StateBytes is the parameters, gradients and optimizer state that a rank holds.
 	StateBytes          int64 `json:"state_bytes"`
@@ -65,13 +97,29 @@ type Sharding struct {
 	// ExposedMicros is for how long the rank that computes stood still for communication
 	// in a step: the median of the steps.
 	ExposedMicros float64 `json:"exposed_us"`
+	// PredictedMicros is the time of a step in which the ranks that share samples divide the
+	// work evenly and messages take no time.
+	PredictedMicros float64 `json:"predicted_us"`
+	// Bubble is the part of the ranks' time for which they stood still in a pipeline.
+	// PredictedBubble is the one of its schedule.
+	Bubble          float64 `json:"bubble,omitempty"`
+	PredictedBubble float64 `json:"predicted_bubble,omitempty"`
 }
 
 // writeText writes the result for people.
 func (s *Sharding) writeText(w io.Writer) {
-	fmt.Fprintf(w, "  state %s (predicted %s)  peak %s (%s)  sent %s (%s)  exposed %s",
-		size(s.StateBytes), size(s.PredictedStateBytes), size(s.PeakBytes), size(s.PredictedPeakBytes),
-		size(s.SentBytes), size(s.PredictedSentBytes), span(s.ExposedMicros))
+	predicted := func(n int64) string {
+		if n < 0 {
+			return "unknown"
+		}
+		return size(n)
+	}
+	fmt.Fprintf(w, "  state %s (predicted %s)  peak %s (%s)  sent %s (%s)  exposed %s  predicted %s",
+		size(s.StateBytes), predicted(s.PredictedStateBytes), size(s.PeakBytes), predicted(s.PredictedPeakBytes),
+		size(s.SentBytes), predicted(s.PredictedSentBytes), span(s.ExposedMicros), span(s.PredictedMicros))
+	if s.PredictedBubble > 0 {
+		fmt.Fprintf(w, "  bubble %.1f %% (predicted %.1f %%)", 100*s.Bubble, 100*s.PredictedBubble)
+	}
 }
 
 // Shard measures training steps of a model under a strategy. Every rank of group calls
@@ -81,23 +129,45 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	if err := o.Validate(); err != nil {
 		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
-	w := newModel(StepOptions{Model: o.Model, DType: o.DType, Batch: o.Batch})
-	numParams := nn.NumParams(w.model)
-	parts, err := w.microbatches(max(1, o.Microbatches))
+	grid, err := meshOf(o.Strategy, group.Size())
 	if err != nil {
 		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
-	strategy, err := newStrategy(ctx, w.model, group, o.Strategy)
+	o.Microbatches = o.passes(grid)
+	alone, err := timePasses(ctx, group, o)
 	if err != nil {
-		return Result{}, err
+		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
+	step, bubble, err := grid.predictStep(alone, o.Microbatches)
+	if err != nil {
+		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
+	w := newModel(StepOptions{Model: o.Model, DType: o.DType, Batch: o.Batch})
+	numParams := nn.NumParams(w.model)
+	parts, err := w.microbatches(o.Microbatches)
+	if err != nil {
+		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
+	strategy, err := newStrategy(ctx, w.model, group, o.Strategy, grid, parts[0].x)
+	if err != nil {
+		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
 	w.begin()
 	predicted := parallel.Predict(ctx, strategy, parallel.PredictOptions{
 		Optimizer: w.optimizer, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y),
 		Loss: func(c *nn.Ctx, forward any) *tensor.Tensor { return w.lossOf(c, forward, parts[0].x, parts[0].y) },
 	})
-	if err := cmp.Or(predicted.NoPeak, predicted.NoSent); err != nil {
+	if err := cmp.Or(predicted.NoPeak, predicted.NoSent); err != nil && slices.Contains(namedStrategies(), o.Strategy) {
 		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
+	if predicted.StateBytes == 0 {
+		predicted.StateBytes = -1
+	}
+	if predicted.NoPeak != nil {
+		predicted.PeakBytes = -1
+	}
+	if predicted.NoSent != nil {
+		predicted.SentBytes = -1
 	}
 	m, err := w.measureShard(ctx, group, strategy, parts, o.Steps)
 	if err != nil {
@@ -112,18 +182,24 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	if err != nil {
 		return Result{}, err
 	}
+	s.PredictedMicros, s.PredictedBubble = micros(step), bubble
+	if bubble > 0 {
+		if s.Bubble, err = exposure(ctx, group, m); err != nil {
+			return Result{}, err
+		}
+	}
 	return Result{
 		Bench: "shard", Case: o.Strategy, Model: o.Model, Transport: group.Transport(), DType: o.DType,
 		Ranks: group.Size(), Threads: tensor.NumThreads(), Batch: w.batch, Params: numParams,
 		MedianMicros: micros(m.steps.median()), MinMicros: micros(m.steps.quantile(0)),
-		GFlopPerSec: perSecond(w.flops*float64(group.Size()), m.steps.median()),
+		GFlopPerSec: perSecond(w.flops*float64(grid.numBatches()), m.steps.median()),
 		Sharding:    s,
 	}, nil
 }
 
 // newStrategy spreads a model over the ranks of a group. Under hsdp two ranks share a model,
 // and there are as many models as the ranks need.
-func newStrategy(ctx context.Context, model any, group *dist.Group, name string) (parallel.Strategy, error) {
+func newStrategy(ctx context.Context, model any, group *dist.Group, name string, grid *strategyMesh, example *tensor.Tensor) (parallel.Strategy, error) {
 	var axes []mesh.Axis
 	switch name {
 	case "single":
@@ -132,12 +208,14 @@ func newStrategy(ctx context.Context, model any, group *dist.Group, name string)
 		return parallel.NewDDP(ctx, model, group)
 	case "fsdp":
 		axes = []mesh.Axis{{Name: "fsdp"}}
-	default:
+	case "hsdp":
 		axes = []mesh.Axis{{Name: "replicate"}, {Name: "fsdp", Size: min(2, group.Size())}}
+	default:
+		return grid.make(ctx, model, group, example)
 	}
 	m, err := mesh.New(ctx, group, axes...)
 	if err != nil {
-		return nil, fmt.Errorf("bench shard: %w", err)
+		return nil, err
 	}
 	return parallel.FullyShard(ctx, model, m)
 }
@@ -221,7 +299,7 @@ func (w *workload) step(ctx context.Context, strategy parallel.Strategy, parts [
 }
 
 // stateBytes returns what the tensors of the parameters, the gradients and the optimizer
-// hold, after a step.
+// hold, after a step. What other stages of a pipeline hold is on tensor.Meta here.
 func (w *workload) stateBytes() int64 {
 	sum := int64(0)
 	for _, p := range nn.Parameters(w.model) {
@@ -236,7 +314,12 @@ func (w *workload) stateBytes() int64 {
 	return sum
 }
 
-func bytesOf(t *tensor.Tensor) int64 { return int64(t.NumElems() * t.DType().Size()) }
+func bytesOf(t *tensor.Tensor) int64 {
+	if t.Device() == tensor.Meta {
+		return 0
+	}
+	return int64(t.NumElems() * t.DType().Size())
+}
 
 // mostOf returns the greatest of each number over all ranks.
 func mostOf(ctx context.Context, group *dist.Group, s Sharding) (*Sharding, error) {

@@ -34,8 +34,25 @@ func TestShard(t *testing.T) {
 			}
 			r.Sharding.SentBytes, r.Sharding.PredictedSentBytes, r.Sharding.ExposedMicros = 1, 1, 1 // which may be none
 			checkPrinted(t, r, "bench case model transport dtype ranks threads batch params median_us min_us gflop_per_s "+
-				"state_bytes predicted_state_bytes peak_bytes predicted_peak_bytes sent_bytes predicted_sent_bytes exposed_us")
+				"state_bytes predicted_state_bytes peak_bytes predicted_peak_bytes sent_bytes predicted_sent_bytes exposed_us predicted_us")
 			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for _, o := range []ShardOptions{
+		{Model: "llama", Strategy: "tp", DType: "float32", Batch: 2, Steps: 1},
+		{Model: "moe", Strategy: "ep", DType: "float32", Batch: 1, Steps: 1},
+		{Model: "gpt", Strategy: "pp:zbv", DType: "float32", Batch: 4, Steps: 1},
+		{Model: "gpt", Strategy: "cp2.tp1", DType: "float32", Batch: 1, Steps: 1},
+	} {
+		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+			r, err := Shard(ctx, g, o)
+			if s := r.Sharding; err == nil && (s.SentBytes == 0 || s.PredictedMicros <= 0 || (s.Bubble > 0) != (s.PredictedBubble > 0)) {
+				t.Errorf("%+v: %+v", o, s)
+			}
+			return err
 		})
 		if err != nil {
 			t.Error(err)

@@ -137,6 +137,22 @@ func (m *untiedGPT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Head, c.Call(m.Decoder, ids))
 }
 
+// TensorPlan cuts attention between heads, and the output layer between classes.
+func (m *untiedGPT) TensorPlan() string {
+	return `
+decoder.wte: vocabulary
+decoder.wpe: sequence
+decoder.h.*.ln_?: sequence
+decoder.h.*.attn.c_attn: column packed 3 in 8
+decoder.h.*.attn.attention: heads
+decoder.h.*.attn.c_proj: row
+decoder.h.*.mlp.c_fc: column
+decoder.h.*.mlp.c_proj: row
+decoder.ln_f: sequence
+head: column
+.: logits`
+}
+
 // newGPT is four layers of width 256, 8 heads, over sequences of 128 bytes,
 // with AdamW.
 func newGPT(b *nn.Build, batch int) *workload {
