@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -163,6 +164,8 @@ func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c 
 		return nil, err
 	}
 	defer grid.Close()
+	example := tensor.New(tensor.Meta, tensor.Int64, composedRows/numSamplers(grid), composedTime)
+	c.Pipeline.Example = []*tensor.Tensor{example}
 	b := &nn.Build{Generator: tensor.NewGenerator(7)}
 	if onMeta {
 		b.Device = tensor.Meta
@@ -174,6 +177,7 @@ func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c 
 	if err != nil {
 		return nil, err
 	}
+	defer p.Close()
 	samplers := numSamplers(grid)
 	run := &composedRun{}
 	passes := func(step int) []Microbatch {
@@ -272,8 +276,7 @@ func TestAxesTogether(t *testing.T) {
 			want := c.model.alone(t, samplers)
 			for _, onMeta := range []bool{false, true} {
 				err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
-					example := tensor.New(tensor.Meta, tensor.Int64, composedRows/samplers, composedTime)
-					run, err := c.model.split(ctx, g, c.sizes, Config{Pipeline: PipelineConfig{Example: []*tensor.Tensor{example}}}, onMeta)
+					run, err := c.model.split(ctx, g, c.sizes, Config{}, onMeta)
 					if err == nil {
 						err = run.difference(t, want)
 					}
@@ -380,6 +383,54 @@ func TestBuffersOfStages(t *testing.T) {
 		})
 		if err != nil {
 			t.Errorf("%+v: %v", sizes, err)
+		}
+	}
+}
+
+// TestMaterializeComposed: what the ranks of a mesh make on their own has the bits of a model that
+// was built on one rank, and the ranks say what they share.
+func TestMaterializeComposed(t *testing.T) {
+	for _, c := range []struct {
+		model composedModel
+		sizes Sizes
+		says  string
+	}{
+		{composedGPT, Sizes{PP: 2, FSDP: 2, Replicate: 1, TP: 2}, "pp 2 × fsdp 2 × tp 2: 2 stages by 1f1b, cut at transformer.h.2 over pp; samples and parameters over fsdp in 3 units; heads, "},
+		{composedMoE, Sizes{FSDP: 2, Replicate: 1, EP: 2, TP: 2}, "fsdp 2 × ep 2 × tp 2: samples and parameters over fsdp in 5 units; 6 experts, up to 3 a rank, in 4 layers over ep; heads, "},
+	} {
+		alone := c.model.build(&nn.Build{Generator: tensor.NewGenerator(7)})
+		err := spawn(t, c.sizes.product(), func(ctx context.Context, g *dist.Group) error {
+			grid, err := NewMesh(ctx, g, c.sizes)
+			if err != nil {
+				return err
+			}
+			model := c.model.build(&nn.Build{Generator: tensor.NewGenerator(7), Device: tensor.Meta})
+			p, err := Parallelize(ctx, model, grid, Config{Pipeline: PipelineConfig{Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, 2, composedTime)}}})
+			if err != nil {
+				return err
+			}
+			if s := p.String(); !strings.HasPrefix(s, c.says) {
+				return fmt.Errorf("it says %q, want %q", s, c.says)
+			}
+			if _, err := evaluated(ctx, p); err == nil || !strings.Contains(err.Error(), "call Parallel.Materialize before the first pass") {
+				return fmt.Errorf("a pass without values: %v", err)
+			}
+			if err := p.Materialize(ctx, tensor.CPU()); err != nil {
+				return err
+			}
+			got, err := wholeValues(ctx, p, dataOf)
+			if err != nil {
+				return err
+			}
+			for _, q := range nn.Parameters(alone) {
+				if values, here := got[q.Name()]; here && !slices.Equal(values, q.Data().Float32s()) {
+					return fmt.Errorf("%s has other bits than on one rank", q.Name())
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%+v: %v", c.sizes, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"strings"
@@ -56,6 +57,7 @@ type Parallel struct {
 	origins map[*nn.Parameter]*tensor.Tensor `name:"-"`
 	steps   map[*tensor.Tape]bool            `name:"-"` // the passes of Step
 	shapes  *shapesOnly                      `name:"-"` // of a prediction; nil otherwise
+	made    []io.Closer                      `name:"-"` // groups
 }
 
 // engine sums gradients: an [FSDP] or a [DDP].
@@ -127,7 +129,31 @@ func (p *Parallel) setUp(ctx context.Context) error {
 	if err == nil {
 		err = p.makeEngine(ctx)
 	}
-	return err
+	return p.agree(ctx, err)
+}
+
+// agree returns an error if any rank has one. Only the stages of a pipeline can differ.
+func (p *Parallel) agree(ctx context.Context, err error) error {
+	if p.pipe == nil || ctx.Err() != nil {
+		return err
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	rank, texts, compareErr := firstDifference(ctx, p.mesh.World(), []byte(text))
+	switch {
+	case err != nil || compareErr == nil && rank < 0:
+		return err
+	case compareErr != nil:
+		return fmt.Errorf("compare how the ranks split the model: %w", compareErr)
+	}
+	for i, of := range []int{0, rank} {
+		if len(texts[i]) > 0 {
+			return fmt.Errorf("rank %d: %s", of, texts[i])
+		}
+	}
+	return nil
 }
 
 // passRanks makes the mesh of the ranks that run a pass together.
@@ -145,13 +171,32 @@ func (p *Parallel) passRanks(ctx context.Context) (world ranks, err error) {
 	}
 	if len(axes) > 0 {
 		flat, err := p.mesh.Flatten(ctx, worldAxis, axes...)
+		if err == nil {
+			p.made = append(p.made, flat)
+		}
 		return ranks{flat, worldAxis}, err
 	}
 	alone, err := p.mesh.World().NewGroup(ctx, []int{p.mesh.World().Rank()})
 	if err != nil {
 		return world, err
 	}
+	p.made = append(p.made, alone)
 	return newRanks(ctx, alone, worldAxis)
+}
+
+// Close closes the groups that Parallelize has made, but not those of the mesh. Nothing runs the
+// model afterwards.
+func (p *Parallel) Close() error {
+	var first error
+	if p.split != nil {
+		first = p.split.close()
+	}
+	for _, m := range p.made {
+		if err := m.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // layOut has the parts say how each parameter lies. If the ranks do not come to the same, all
@@ -325,8 +370,21 @@ func (p *Parallel) within(c *nn.Ctx) *nn.Ctx {
 // model cut for the loss. In other passes they are whole.
 func (p *Parallel) inStep(tape *tensor.Tape) bool { return p.steps[tape] }
 
+// wantValues fails for a model that has not been made.
+func (p *Parallel) wantValues(c *nn.Ctx) {
+	if p.shapes != nil {
+		return
+	}
+	for q := range p.origins {
+		if !p.lays[q].away && q.Data().Device() == tensor.Meta {
+			c.Fail(fmt.Errorf("parallelize: %s is on device %s, and has no values: call Parallel.Materialize before the first pass", q.Name(), tensor.Meta.Name()))
+		}
+	}
+}
+
 // Forward runs a model that is an nn.Module.
 func (p *Parallel) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	p.wantValues(c)
 	if p.pipe.isLooking() {
 		return p.pipe.callModel(p.around(c), []*tensor.Tensor{x})[0]
 	}
@@ -335,6 +393,7 @@ func (p *Parallel) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 
 // ForwardN is Forward for an nn.ModuleN.
 func (p *Parallel) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	p.wantValues(c)
 	if p.pipe.isLooking() {
 		return p.pipe.callModel(p.around(c), x)
 	}
@@ -428,7 +487,8 @@ func (p *Parallel) Unused() []string {
 	return u.Unused()
 }
 
-// String says what is split over what: "fsdp 2 × tp 2: FSDP over 2 ranks in 3 units; tp: …".
+// String says what is split over what: "fsdp 2 × tp 2: samples and parameters over fsdp in 3 units;
+// heads over tp".
 func (p *Parallel) String() string {
 	var axes []string
 	for _, a := range p.mesh.Axes() {
@@ -437,9 +497,23 @@ func (p *Parallel) String() string {
 	if len(axes) == 0 {
 		axes = []string{"one rank"}
 	}
-	does := []string{p.engine.String()}
-	for _, part := range slices.Backward(p.parts) {
-		does = append(does, part.axis()+": "+part.String())
+	var does []string
+	for _, a := range p.mesh.Axes() {
+		switch a.Name {
+		case replicateAxis:
+			does = append(does, fmt.Sprintf("samples over %s", a.Name))
+		case shardAxis:
+			units := "1 unit"
+			if f, ok := p.engine.(*FSDP); ok && len(f.units) != 1 {
+				units = fmt.Sprintf("%d units", len(f.units))
+			}
+			does = append(does, fmt.Sprintf("samples and parameters over %s in %s", a.Name, units))
+		}
+		for _, part := range p.parts {
+			if part.axis() == a.Name {
+				does = append(does, fmt.Sprintf("%v over %s", part, a.Name))
+			}
+		}
 	}
 	return strings.Join(axes, " × ") + ": " + strings.Join(does, "; ")
 }
