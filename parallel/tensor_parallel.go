@@ -25,7 +25,7 @@ type TPConfig struct {
 	WholeLogits bool
 	// KeepGathered keeps the whole sequences that layers with the style column take, for the backward
 	// pass. Otherwise their memory is given up, and they are gathered again: a rank's activations
-	// then fall with the number of ranks, for a third more bytes to send.
+	// then fall with the number of ranks, for a fifth more bytes to send.
 	KeepGathered bool
 }
 
