@@ -200,7 +200,7 @@ func (q *pipeline) lay() (err error) {
 	for _, p := range nn.Parameters(q.p.Model) {
 		stages := q.first.reads[p]
 		if len(stages) == 0 {
-			stages = []int{q.stageAround(p)}
+			stages = []int{q.stageAround(p.Name())} // that no module reads
 		}
 		slices.Sort(stages)
 		var holders []int // ranks, in the order of the stages
@@ -253,10 +253,10 @@ func (q *pipeline) shapeOf(p *nn.Parameter) []int {
 	return shape
 }
 
-// stageAround returns the stage of a module that has a parameter that no module reads.
-func (q *pipeline) stageAround(p *nn.Parameter) int {
+// stageAround returns the stage that calls the module which has an entry of the state.
+func (q *pipeline) stageAround(name string) int {
 	for _, call := range q.first.calls {
-		if slices.Contains(nn.Parameters(call.module), p) {
+		if path := q.paths[call.module]; path != "" && strings.HasPrefix(name, path+".") {
 			return call.stage
 		}
 	}

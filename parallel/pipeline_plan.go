@@ -156,10 +156,14 @@ func (pl *planner) inner(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*n
 			panic(v)
 		}
 		c.Unwind(depth)
-		for _, p := range nn.Parameters(module) {
+		flows := slices.ContainsFunc(x, func(t *tensor.Tensor) bool { return t != nil && t.NeedsGrad() })
+		for _, p := range nn.Uses(module) {
 			pl.read(p)
+			flows = flows || !p.Frozen
 		}
-		y, opaque = metaOf(c.Tape(), x[:1]), true
+		if y, opaque = metaOf(c.Tape(), x[:1]), true; flows && x[0].DType().IsFloat() {
+			y[0] = c.Tape().Leaf(y[0])
+		}
 	}()
 	return next(c, x), false
 }
