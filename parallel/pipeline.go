@@ -66,7 +66,8 @@ type pipeline struct {
 	form      *schedule.Schedule // of some step: where the stages lie
 	schedules map[int]*schedule.Schedule
 	tied      []*tiedParameter
-	stepped   bool // a step has been done, and the types of all its passes been checked
+	before    func(a schedule.Action) // is told of each action; nil for nobody
+	stepped   bool                    // a step has been done, and the types of all its passes been checked
 }
 
 // pipeStart is where a stage begins.
