@@ -9,7 +9,7 @@ import tempfile
 
 from measure import Figure, row
 
-OPS = "all_reduce,broadcast,reduce,all_gather,reduce_scatter,all_to_all,gather,scatter,sendrecv,barrier"
+OPS = "all_reduce,broadcast,reduce,all_gather,reduce_scatter,all_to_all,all_to_all_skewed,gather,scatter,sendrecv,barrier"
 SIZES = "4,4096,65536,1048576,16777216,67108864"
 
 

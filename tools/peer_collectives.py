@@ -8,8 +8,8 @@ length; the median of 3 loops. One JSON object a line.
 
 "bytes" is what it is there: the tensor of all_reduce, broadcast, reduce and
 sendrecv (a round trip); each rank's contribution to all_gather and gather; the
-whole source, a part for each rank, of reduce_scatter, all_to_all and scatter,
-where a part has at least one element. Forms that PyTorch has of one operation
+whole source, a part for each rank, of reduce_scatter, all_to_all, all_to_all_skewed
+and scatter, where a part has at least one element. Forms that PyTorch has of one operation
 (list and single tensor) are each measured; "form" names them. What gloo refuses
 is printed with "unsupported" and the reason. --late has rank 0 come 100 ms late
 to a 1 MiB all_reduce and to a barrier, and tells the processor time that the
@@ -25,7 +25,7 @@ import time
 OPS = {  # operation: its forms
     "all_reduce": ["all_reduce"], "broadcast": ["broadcast"], "reduce": ["reduce"],
     "all_gather": ["all_gather", "all_gather_into_tensor"], "reduce_scatter": ["reduce_scatter", "reduce_scatter_tensor"],
-    "all_to_all": ["all_to_all", "all_to_all_single"], "gather": ["gather"], "scatter": ["scatter"],
+    "all_to_all": ["all_to_all", "all_to_all_single"], "all_to_all_skewed": ["all_to_all_single_skewed"], "gather": ["gather"], "scatter": ["scatter"],
     "sendrecv": ["sendrecv"], "barrier": ["barrier"],
 }
 LATE_SECONDS = 0.1
@@ -75,6 +75,12 @@ def make_call(torch, dist, form, size, rank, ranks):
     if form == "all_to_all_single":
         x, out = torch.zeros(part * ranks), torch.zeros(part * ranks)
         return lambda: dist.all_to_all_single(out, x)
+    if form == "all_to_all_single_skewed":  # rank 0 gets three of four elements
+        sends = [max(1, n // 4 // max(1, ranks - 1))] * ranks
+        sends[0] = max(1, n - sum(sends[1:]))
+        recvs = [sends[rank]] * ranks
+        x, out = torch.zeros(sum(sends)), torch.zeros(sum(recvs))
+        return lambda: dist.all_to_all_single(out, x, recvs, sends)
     if form == "scatter":
         x = torch.zeros(part)
         return lambda: dist.scatter(x, parts if root else None, src=0)

@@ -41,7 +41,8 @@ rank 0.
 A size is that of the tensor for all_reduce, broadcast, reduce and sendrecv (a
 round trip between ranks 0 and 1); of what each rank puts in for all_gather and
 gather; and of the whole source, of which every rank gets a part, for
-reduce_scatter, scatter and all_to_all. gb_per_s is the size divided by the time.
+reduce_scatter, scatter, all_to_all and all_to_all_skewed, where rank 0 gets three
+quarters. gb_per_s is the size divided by the time.
 
 Two operations are not part of --ops all and must be named:
   late        rank 0 comes 100 ms late to an all_reduce of 1 MiB and to a

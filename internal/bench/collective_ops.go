@@ -3,6 +3,8 @@
 package bench
 
 import (
+	"slices"
+
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -36,6 +38,19 @@ func (b *bed) elems() int { return b.bytes / b.dtype.Size() }
 // part returns the number of elements of a rank's part of such a tensor: at
 // least one.
 func (b *bed) part() int { return max(1, b.elems()/b.group.Size()) }
+
+// skewed cuts n elements into a part for each rank, as tokens go to experts of whom those of rank
+// 0 are popular: it gets three of four. Each has one at least.
+func skewed(n, ranks int) []int {
+	parts := make([]int, ranks)
+	parts[0] = n
+	for r := 1; r < ranks; r++ {
+		parts[r] = max(1, n/4/(ranks-1))
+		parts[0] -= parts[r]
+	}
+	parts[0] = max(1, parts[0])
+	return parts
+}
 
 // sum is what ones become when they are summed over all ranks.
 func (b *bed) sum() float64 { return float64(b.group.Size()) }
@@ -93,6 +108,16 @@ var operations = []operation{
 		x, y := b.ones(b.part()*b.group.Size()), b.zeros(b.part()*b.group.Size())
 		return prepared{func() error { return b.group.AllToAllSingle(b.ctx, y, x, nil, nil) }, x, y, 1}
 	}},
+	{"all_to_all_skewed", func(b *bed) prepared {
+		sends := skewed(b.elems(), b.group.Size())
+		recvs := slices.Repeat([]int{sends[b.group.Rank()]}, b.group.Size())
+		all := 0
+		for _, n := range sends {
+			all += n
+		}
+		x, y := b.ones(all), b.zeros(recvs[0]*len(recvs))
+		return prepared{func() error { return b.group.AllToAllSingle(b.ctx, y, x, recvs, sends) }, x, y, 1}
+	}},
 	{"gather", func(b *bed) prepared {
 		x, all := b.ones(b.elems()), b.atRoot(b.zeros(b.elems()*b.group.Size()))
 		parts := b.parts(all)
@@ -131,7 +156,7 @@ var operations = []operation{
 //   - all_reduce, broadcast, reduce, sendrecv (a round trip between ranks 0 and
 //     1): the tensor
 //   - all_gather, gather: what each rank puts in
-//   - reduce_scatter, scatter, all_to_all: the whole source, of which every rank
+//   - reduce_scatter, scatter, all_to_all, all_to_all_skewed: the whole source, of which every rank
 //     gets a part, of one element at least
 //   - barrier: nothing
 //   - late: nothing to choose; rank 0 comes 100 ms late to an all-reduce of 1 MiB
