@@ -95,6 +95,7 @@
 //	tensor_parallel.go  the axis tp: modules that ranks share
 //	boundary.go         where values get another kind over tp: what is sent
 //	loss_parallel.go    a loss of logits that ranks share
+//	expert_parallel.go  the axis ep: rows of experts that travel to their ranks and back
 //	context_parallel.go the axis cp: whose tokens are where, in the model; zigzag.go which rank
 //	                    has which; context_ring.go and context_heads.go attention over them,
 //	                    context_mask.go its masks, context_loss.go the loss

@@ -91,10 +91,25 @@ func GemmGroups(p *work.Pool, g Groups, n, k int, a, b Mixed, stepB int, bias []
 // multiplied by beta.
 func GemmGroupsWeight(p *work.Pool, g Groups, m, n int, a, b Mixed, beta float32, c Mixed, stepC int) {
 	g.each(p, func(p *work.Pool, group, first, rows int) {
+		if rows == 0 && stepC == m*n && (beta == 0 || beta == 1) {
+			clearGroup(c.from(group*stepC), m*n, beta)
+			return
+		}
 		left := a.from(first * a.Stride)
 		left.Trans = true
 		gemm(p, g.arithmetic(), m, n, rows, 1, left, b.from(first*b.Stride), beta, c.from(group*stepC), nil)
 	})
+}
+
+// clearGroup is the gradient of a matrix of n elements that no row is multiplied by.
+func clearGroup(c Mixed, n int, beta float32) {
+	switch {
+	case beta == 1:
+	case c.BF16 != nil:
+		clear(c.BF16[:n])
+	default:
+		clear(c.F32[:n])
+	}
 }
 
 // directRows is how many rows a group may have to be multiplied by its matrix where that

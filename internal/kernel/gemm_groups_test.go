@@ -50,11 +50,12 @@ func TestGemmGroups(t *testing.T) {
 			GemmGroups(nil, g, n, k, a, b, k*n, bias, f32(got, n))
 			GemmGroups(p, g, n, k, a, b, k*n, bias, f32(same, n))
 			dw, dwSame, dwWant := make([]float32, len(counts)*k*n), make([]float32, len(counts)*k*n), make([]float32, len(counts)*k*n)
+			beta := float32(r.IntN(2))
 			for i := range dw {
 				dw[i], dwSame[i], dwWant[i] = 1, 1, 1
 			}
-			GemmGroupsWeight(nil, g, k, n, a, f32(got, n), 1, f32(dw, n), k*n)
-			GemmGroupsWeight(p, g, k, n, a, f32(got, n), 1, f32(dwSame, n), k*n)
+			GemmGroupsWeight(nil, g, k, n, a, f32(got, n), beta, f32(dw, n), k*n)
+			GemmGroupsWeight(p, g, k, n, a, f32(got, n), beta, f32(dwSame, n), k*n)
 			first := 0
 			for e, c := range counts {
 				var own []float32
@@ -64,7 +65,7 @@ func TestGemmGroups(t *testing.T) {
 				left := a.from(first * a.Stride)
 				gemm(nil, g.arithmetic(), int(c), n, k, 1, left, b.from(e*k*n), 0, f32(want[first*n:], n), own)
 				left.Trans = true
-				gemm(nil, g.arithmetic(), k, n, int(c), 1, left, f32(got[first*n:], n), 1, f32(dwWant[e*k*n:], n), nil)
+				gemm(nil, g.arithmetic(), k, n, int(c), 1, left, f32(got[first*n:], n), beta, f32(dwWant[e*k*n:], n), nil)
 				first += int(c)
 			}
 			for name, pair := range map[string][2][]float32{"product": {got, want}, "threads": {got, same}, "weight": {dw, dwWant}, "weight threads": {dw, dwSame}} {
