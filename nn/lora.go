@@ -236,7 +236,7 @@ func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*
 	}
 	in := x[0]
 	if c.Training() && l.Options.Dropout > 0 {
-		in = tensor.Dropout(in, l.Options.Dropout, c.Generator())
+		in = c.Call(&Dropout{P: l.Options.Dropout}, in) // a module, so that strategies step in
 	}
 	// The factor goes where there are fewest elements.
 	low := tensor.Linear(in, c.Param(ad.a), nil).MulScalar(ad.scale)

@@ -51,8 +51,8 @@ func (p *contextPass) byHeads(c *nn.Ctx, m *nn.DotProductAttention, x []*tensor.
 		default:
 			mask = p.gather(c, mask, 2)
 		}
-		if h := mask.Dim(1); h > 1 {
-			mask = mask.Narrow(1, part.Head*h/part.Heads, heads/n)
+		if mask.Dim(1) > 1 {
+			mask = mask.Narrow(1, p.rank*(heads/n), heads/n)
 		}
 		inputs = append(inputs, c.Tape().Const(mask))
 	}

@@ -77,8 +77,8 @@ func (p *packing) refine(rank, from int, blocks []ringBlock) (kept []ringBlock) 
 type givenMask struct{ *tensor.Tensor }
 
 // given returns the mask of an attention with keys of all ranks, nil for none. A mask of this
-// rank's keys, such as one of padding, is gathered.
-func (p *contextPass) given(c *nn.Ctx, mask *tensor.Tensor) *givenMask {
+// rank's keys, such as one of padding, is gathered. heads are those of the queries.
+func (p *contextPass) given(c *nn.Ctx, mask *tensor.Tensor, heads int) *givenMask {
 	if mask == nil {
 		return nil
 	}
@@ -94,6 +94,8 @@ func (p *contextPass) given(c *nn.Ctx, mask *tensor.Tensor) *givenMask {
 	switch {
 	case mask.NeedsGrad():
 		fail("needs a gradient, which would be that of this rank's tokens alone: add no mask that is trained")
+	case len(shape) > 4 || shape[1] != 1 && shape[1] != heads:
+		fail("must fit [batch, heads, time, keyTime], with %d heads", heads)
 	case keys != time && keys != part && keys != 1:
 		fail("is for %d keys, and there are %d tokens, %d of them on this rank", keys, time, part)
 	case queries != time && queries != part && queries != 1:

@@ -160,6 +160,9 @@ func (*contextParallel) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn
 
 // run runs the model on this rank's part of each sequence.
 func (p *contextParallel) run(c *nn.Ctx, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if !c.Training() && len(x) > 0 && x[0] != nil && x[0].NumDims() > 1 && (zigzag{x[0].Dim(1), p.group.Size()}).check() != nil {
+		return next(c, x) // too short to share: each rank computes all of it
+	}
 	pass := p.begin(c, x)
 	if err := p.sameSamples(c, pass, x); err != nil {
 		c.Fail(err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -180,6 +181,11 @@ func callModel(c *nn.Ctx, model any, b contextBatch) *tensor.Tensor {
 	return c.Call(model.(nn.Module), b.ids)
 }
 
+// trained returns the parameters that are not frozen.
+func trained(model any) []*nn.Parameter {
+	return slices.DeleteFunc(nn.Parameters(model), func(q *nn.Parameter) bool { return q.Frozen })
+}
+
 // onOneRank is the oracle.
 func (cc contextCase) onOneRank(t *testing.T, seed int64) contextResult {
 	t.Helper()
@@ -189,7 +195,7 @@ func (cc contextCase) onOneRank(t *testing.T, seed int64) contextResult {
 		t.Fatal(err)
 	}
 	out.grads = map[string][]float32{}
-	for _, q := range nn.Parameters(model) {
+	for _, q := range trained(model) {
 		out.grads[q.Name()] = q.Grad().Float32s()
 	}
 	return out
@@ -218,7 +224,7 @@ func (cc contextCase) onRanks(t *testing.T, seed int64, n int, config ContextCon
 			return fmt.Errorf("%d passes are left", len(p.passes))
 		}
 		out.grads = map[string][]float32{}
-		for _, q := range nn.Parameters(model) {
+		for _, q := range trained(model) {
 			if err := g.AllReduce(ctx, q.Grad(), dist.Sum); err != nil {
 				return err
 			}

@@ -80,14 +80,23 @@ func TestContextEvaluation(t *testing.T) {
 					return fmt.Errorf("%s, packed %t: the logits differ by %.2g", form, packed, d)
 				}
 			}
+			// A short sequence is not cut.
+			got, err := logits(ctx, p.model, p, false, nil, token)
+			if err != nil {
+				return err
+			}
+			alone, err := logits(ctx, p.model, nil, false, nil, token)
+			if err != nil || !slices.Equal(got, alone) {
+				return fmt.Errorf("a token alone has other logits: %w", err)
+			}
 			// The cache has the whole sequence on each rank, and one token more is one token.
-			cache, alone := nn.NewKVCache(32), nn.NewKVCache(32)
+			cache, other := nn.NewKVCache(32), nn.NewKVCache(32)
 			for _, ids := range []*tensor.Tensor{b.ids, token} {
 				got, err := logits(ctx, p.model, p, false, cache, ids)
 				if err != nil {
 					return err
 				}
-				want, err := logits(ctx, p.model, nil, false, alone, ids)
+				want, err := logits(ctx, p.model, nil, false, other, ids)
 				if err != nil {
 					return err
 				}
@@ -353,6 +362,25 @@ func TestContextRefused(t *testing.T) {
 	}
 }
 
+// TestContextOfLoRA: what an adapter drops is what one rank drops.
+func TestContextOfLoRA(t *testing.T) {
+	build := func(b *nn.Build) any {
+		l, err := nn.NewLoRA(b, contextGPT(b).(nn.Module), nn.LoRAOptions{Rank: 3, Dropout: 0.4, Targets: []string{"c_attn", "c_fc"}})
+		if err != nil {
+			panic(err)
+		}
+		for i, a := range l.Added {
+			b.Generator.Normal(a.Parameter.Data(), 0, 0.1+float64(i%2))
+		}
+		return l
+	}
+	cc := contextCase{build: build, time: 19, recompute: true}
+	want := cc.onOneRank(t, 5)
+	for _, n := range []int{2, 3} {
+		cc.compare(t, cc.onRanks(t, 5, n, ContextConfig{}), want, 1e-5)
+	}
+}
+
 // averaging is a model with one result for a sequence.
 type averaging struct{ Model nn.Module }
 
@@ -364,30 +392,36 @@ func (m *averaging) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 type masked struct {
 	Table     *nn.Embedding
 	Attention *nn.DotProductAttention
+	Head      *nn.Linear
 	mask      func(c *nn.Ctx, time int) *tensor.Tensor
 }
 
 func maskedModel(mask func(c *nn.Ctx, time int) *tensor.Tensor) func(b *nn.Build) any {
 	return func(b *nn.Build) any {
-		return &masked{nn.NewEmbedding(b, contextVocabulary, contextVocabulary), &nn.DotProductAttention{HeadDim: contextVocabulary}, mask}
+		return &masked{nn.NewEmbedding(b, contextVocabulary, 6*4), &nn.DotProductAttention{HeadDim: 4}, nn.NewLinear(b, 6*4, contextVocabulary), mask}
 	}
 }
 
 func (m *masked) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	x := c.Call(m.Table, ids)
-	h := x.Reshape(x.Dim(0), x.Dim(1), 1, x.Dim(2))
-	return c.CallN(m.Attention, h, h, h, m.mask(c, x.Dim(1)))[0].Reshape(x.Shape()...)
+	h := x.Reshape(x.Dim(0), x.Dim(1), 6, 4)
+	return c.Call(m.Head, c.CallN(m.Attention, h, h, h, m.mask(c, x.Dim(1)))[0].Reshape(x.Shape()...))
 }
 
 // TestContextWholeMasks: masks of the whole sequence, by keys and by pairs, are honoured.
 func TestContextWholeMasks(t *testing.T) {
 	pairs := tensor.Zeros(20, 20)
 	tensor.NewGenerator(8).Normal(pairs, 0, 2)
-	for name, mask := range map[string]*tensor.Tensor{"pairs": pairs, "keys": pairs.Narrow(0, 3, 1).Clone(), "bool": pairs.GtScalar(0)} {
+	byHead := tensor.Cat(0, pairs, pairs.T(), pairs.MulScalar(2), pairs.Neg(), pairs.Square(), pairs).Reshape(1, 6, 20, 20)
+	for name, mask := range map[string]*tensor.Tensor{"pairs": pairs, "keys": pairs.Narrow(0, 3, 1).Clone(), "bool": pairs.GtScalar(0), "heads": byHead} {
 		cc := contextCase{time: 20, build: maskedModel(func(c *nn.Ctx, _ int) *tensor.Tensor { return c.Tape().Const(mask) })}
 		want := cc.onOneRank(t, 5)
-		for _, n := range []int{2, 3} {
-			t.Run(fmt.Sprint(name, n), func(t *testing.T) { cc.compare(t, cc.onRanks(t, 5, n, ContextConfig{}), want, 1e-5) })
+		for _, form := range []string{ringAttention, headsAttention} {
+			for _, n := range []int{2, 3} {
+				t.Run(fmt.Sprint(name, form, n), func(t *testing.T) {
+					cc.compare(t, cc.onRanks(t, 5, n, ContextConfig{Attention: form}), want, 1e-5)
+				})
+			}
 		}
 	}
 }

@@ -31,10 +31,11 @@ func (p *contextPass) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, n
 	if len(x) == 4 {
 		mask, x = x[3], x[:3]
 	}
+	given := p.given(c, mask, x[0].Dim(-2))
 	if p.form == headsAttention {
-		return []*tensor.Tensor{p.byHeads(c, m, x, p.given(c, mask), next)}
+		return []*tensor.Tensor{p.byHeads(c, m, x, given, next)}
 	}
-	return []*tensor.Tensor{p.ring(c, m, x, p.given(c, mask))}
+	return []*tensor.Tensor{p.ring(c, m, x, given)}
 }
 
 // InterceptParam implements nn.Interceptor.
