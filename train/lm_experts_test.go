@@ -3,6 +3,7 @@
 package train
 
 import (
+	"maps"
 	"math"
 	"os"
 	"strings"
@@ -63,6 +64,15 @@ func TestMixture(t *testing.T) {
 	}
 	if got := strings.TrimSuffix(prompt, "'") + b.String(); got != one.finish.Text {
 		t.Errorf("%q, the run printed %q", got, one.finish.Text)
+	}
+	balanced := c
+	balanced.Out, balanced.Balance = c.Out+"-balanced", 10
+	other, err := run(t, 1, balanced)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if maps.Equal(other.losses, one.losses) || other.losses[1] != one.losses[1] {
+		t.Errorf("losses %v with a balance, %v without: the loss that is reported has it, or nothing does", other.losses, one.losses)
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/parallel/schedule"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // SplitConfig has the settings of [LMConfig] for how a model is split over the axes of the
@@ -91,6 +93,17 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 		return fail("--ep is %d, and the model has %d experts: a rank has one at least", c.EP, s.experts)
 	}
 	return nil
+}
+
+// splitConfig says how the model is split over the axes of the mesh. It has plans of its own for
+// tensor parallelism.
+func (c LMConfig) splitConfig() parallel.Config {
+	return parallel.Config{
+		Context: parallel.ContextConfig{Attention: c.CPMethod},
+		Pipeline: parallel.PipelineConfig{
+			Schedule: c.schedule(), NumStages: c.Stages, Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, c.Batch, c.Context)},
+		},
+	}
 }
 
 // modelSizes are the numbers of what the axes of a mesh split.

@@ -48,13 +48,7 @@ func (c MeshConfig) arrangeRanks(ctx context.Context, task string, group *dist.G
 			err = fmt.Errorf("%s: %w", trainOf(task), err)
 		}
 	}()
-	var axes []mesh.Axis
-	for i, n := range c.sizes() {
-		if n > 1 {
-			axes = append(axes, mesh.Axis{Name: axisNames[i], Size: n})
-		}
-	}
-	a.mesh, err = mesh.New(ctx, group, axes...)
+	a.mesh, err = parallel.NewMesh(ctx, group, parallel.Sizes{PP: c.PP, Replicate: c.Replicate, FSDP: c.FSDP, EP: c.EP, CP: c.CP, TP: c.TP})
 	if err != nil || c.copies() == 1 {
 		return a, err
 	}
@@ -87,9 +81,10 @@ func (a arrangement) close() {
 
 // spreading is how a recipe spreads its model over the ranks.
 type spreading struct {
-	cfg   SharedConfig
-	ranks arrangement
-	fill  func(parallel.Strategy) error // reads values of what this rank holds; nil for none
+	cfg    SharedConfig
+	ranks  arrangement
+	config parallel.Config               // of a composed mesh
+	fill   func(parallel.Strategy) error // reads values of what this rank holds; nil for none
 }
 
 // materializer is a strategy that gives a model on tensor.Meta its values.
@@ -100,6 +95,9 @@ type materializer interface {
 
 // strategy spreads a model over the mesh.
 func (s spreading) strategy(ctx context.Context, model any) (m materializer, err error) {
+	if s.cfg.isComposed() {
+		return parallel.Parallelize(ctx, model, s.ranks.mesh, s.config)
+	}
 	return parallel.FullyShard(ctx, model, s.ranks.mesh)
 }
 
