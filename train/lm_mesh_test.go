@@ -48,9 +48,9 @@ func layered(t *testing.T, text string) LMConfig {
 // meshCases are meshes, and for each kind of model what is split over them.
 var meshCases = map[string][]string{
 	"gpt2": {
-		"tp2", "pp2", "cp2", "fsdp2.tp2", "pp2.replicate2", "cp2.tp2", "pp2:gpipe", "pp2:interleaved", "pp2:zbv", "cp2:heads", "pp2.cp2",
+		"tp2", "pp2", "cp2", "fsdp2.tp2", "pp2.replicate2", "cp2.tp2", "pp2.fsdp2.tp2", "pp2:gpipe", "pp2:interleaved", "pp2:zbv", "cp2:heads", "pp2.cp2",
 	},
-	"llama": {"tp2", "fsdp2.cp2"},
+	"llama": {"tp2", "pp2.tp2", "fsdp2.cp2"},
 	"moe":   {"ep2", "fsdp2.ep2", "ep2.tp2", "pp2.ep2", "ep2.cp2"},
 }
 
@@ -90,6 +90,13 @@ func TestMeshes(t *testing.T) {
 				if l.start.NumParams != one.start.NumParams {
 					t.Errorf("%d parameters, alone %d", l.start.NumParams, one.start.NumParams)
 				}
+				predicted, held := "predicted for the tensors of a rank", " of parameters, gradients and optimizer state a rank holds "
+				if d.PP > 1 {
+					predicted, held = "is not predicted: several passes of a pipeline are under way", " of parameters, gradients and optimizer state rank 0 holds "
+				}
+				if !strings.Contains(l.start.Memory, predicted) || !strings.Contains(l.start.Sharding, held) {
+					t.Errorf("memory: %q, sharding: %q", l.start.Memory, l.start.Sharding)
+				}
 				t.Log(l.start.Strategy, "|", l.start.Sharding, "|", l.start.Memory)
 			})
 		}
@@ -101,7 +108,7 @@ func TestMeshes(t *testing.T) {
 func TestRunsMoveBetweenMeshes(t *testing.T) {
 	text := writeText(t, 40_000)
 	for kind, path := range map[string][]string{
-		"gpt2": {"tp2", "pp2", "cp2", "fsdp2.tp2", "replicate1", "tp4", "pp2.replicate2", "fsdp3"},
+		"gpt2": {"tp2", "pp2", "cp2", "fsdp2.tp2", "replicate1", "pp2.fsdp2.tp2", "tp4", "pp2.replicate2", "fsdp3"},
 		"moe":  {"ep2", "fsdp2.ep2", "replicate1", "pp2.ep2", "ep2.tp2", "cp2"},
 	} {
 		t.Run(kind, func(t *testing.T) {

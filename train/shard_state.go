@@ -160,8 +160,8 @@ func (r *trainer[B]) sharding() string {
 	for _, p := range r.optimizerParts() {
 		add(p, 1)
 	}
-	return fmt.Sprintf("%v: of %s of parameters, gradients and optimizer state a rank holds %s",
-		r.model, data.ByteSize(int64(whole)), data.ByteSize(int64(held)))
+	return fmt.Sprintf("%v: of %s of parameters, gradients and optimizer state %s holds %s",
+		r.model, data.ByteSize(int64(whole)), r.whoHolds(), data.ByteSize(int64(held)))
 }
 
 // turns keeps the passes of an evaluation together. Where parameters are sharded, a pass
