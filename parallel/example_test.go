@@ -91,6 +91,6 @@ head:  column       # and half of the classes
 		log.Fatal(err)
 	}
 	// Output:
-	// tp 2: DDP over 2 ranks; tp: layers, vocabulary, loss, sequence between layers
+	// tp 2: layers, vocabulary, loss, sequence between layers over tp
 	// a rank holds 1989 of 3930 parameters
 }

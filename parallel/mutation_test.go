@@ -170,6 +170,12 @@ var untyped = map[string]string{
 	"firstDifference": "a description of the model, which is compared",
 	"gather":          "checksums, which are compared",
 	"agree":           "what the ranks have called, which is compared",
+	"sameSamples":     "checksums of the samples, which are compared",
+	"measure":         "where the stages begin: rank 0 has measured it",
+	"spread":          "the results of a pass without gradients, of which only one stage has any",
+	"total":           "the loss that is reported, of which only the last stage has any",
+	"sumLoss":         "the loss that is reported: the pass is over, and has no types any more",
+	"expertLoad":      "how often each expert was chosen, which has no gradient",
 	"ReduceStats":     "statistics of a batch norm, which adds them up itself",
 	"balanceExperts":  "how often each expert was chosen, which is compared with the mean of all: a factor changes nothing",
 }
