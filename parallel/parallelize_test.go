@@ -283,3 +283,18 @@ func TestSizes(t *testing.T) {
 		}
 	}
 }
+
+// TestSampler: ranks that share the work on samples have one number, and the others one each, in
+// the order of the mesh.
+func TestSampler(t *testing.T) {
+	axes := []mesh.Axis{{Name: "pp", Size: 2}, {Name: "fsdp", Size: 2}, {Name: "ep", Size: 3}, {Name: "tp", Size: 2}}
+	for rank := range 24 {
+		m, err := mesh.Sketch(rank, axes...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sampler, n := Sampler(m); n != 6 || sampler != rank%12/2 {
+			t.Errorf("rank %d is %d of %d", rank, sampler, n)
+		}
+	}
+}

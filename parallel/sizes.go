@@ -102,3 +102,19 @@ func NewMesh(ctx context.Context, g *dist.Group, s Sizes) (*mesh.Mesh, error) {
 	}
 	return mesh.New(ctx, g, axes...)
 }
+
+// Sampler returns which of the ranks with samples of their own this rank is, from 0, and how many
+// there are: by it a program chooses the samples of a step. Ranks that differ on pp, cp or tp alone
+// get the same number, because they share the work on the same samples.
+func Sampler(m *mesh.Mesh) (sampler, numSamplers int) {
+	numSamplers = 1
+	at := m.Coordinate()
+	for i, a := range m.Axes() {
+		for _, k := range knownAxes {
+			if k.name == a.Name && k.samples {
+				sampler, numSamplers = sampler*a.Size+at[i], numSamplers*a.Size
+			}
+		}
+	}
+	return sampler, numSamplers
+}

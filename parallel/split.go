@@ -141,14 +141,7 @@ func (s *split) sums(p *nn.Parameter) *ranks {
 func (s *split) numSamplers() int { return numSamplers(s.mesh) }
 
 func numSamplers(m *mesh.Mesh) int {
-	n := 1
-	for _, a := range m.Axes() {
-		for _, k := range knownAxes {
-			if k.name == a.Name && k.samples {
-				n *= a.Size
-			}
-		}
-	}
+	_, n := Sampler(m)
 	return n
 }
 
