@@ -395,8 +395,8 @@ func TestMaterializeComposed(t *testing.T) {
 		sizes Sizes
 		says  string
 	}{
-		{composedGPT, Sizes{PP: 2, FSDP: 2, Replicate: 1, TP: 2}, "pp 2 × fsdp 2 × tp 2: 2 stages by 1f1b, cut at transformer.h.2 over pp; samples and parameters over fsdp in 3 units; heads, "},
-		{composedMoE, Sizes{FSDP: 2, Replicate: 1, EP: 2, TP: 2}, "fsdp 2 × ep 2 × tp 2: samples and parameters over fsdp in 5 units; 6 experts, up to 3 a rank, in 4 layers over ep; heads, "},
+		{composedGPT, Sizes{PP: 2, FSDP: 2, Replicate: 1, TP: 2}, "pp 2 (2 stages by 1f1b, cut at transformer.h.2) × fsdp 2 (samples and parameters, in 3 units) × tp 2 (heads, "},
+		{composedMoE, Sizes{FSDP: 2, Replicate: 1, EP: 2, TP: 2}, "fsdp 2 (samples and parameters, in 5 units) × ep 2 (6 experts, up to 3 a rank, in 4 layers) × tp 2 (heads, "},
 	} {
 		alone := c.model.build(&nn.Build{Generator: tensor.NewGenerator(7)})
 		err := spawn(t, c.sizes.product(), func(ctx context.Context, g *dist.Group) error {

@@ -68,6 +68,35 @@
 // A seam for shards in the memory of the host, beside a device that computes, is the chunk of a
 // shardParam: gathers read it, reductions write to it, and the optimizer steps on it.
 //
+// # Splits that are composed
+//
+// [Parallelize] splits a model over all axes of a mesh at once, and gives a [Parallel]. The axes
+// are, outermost first:
+//
+//	axis       what each of its ranks has               what its ranks send
+//	pp         some of the calls of the model: stages   activations between stages
+//	replicate  the model, and samples of its own        sums of gradients
+//	fsdp       a shard of each parameter, and samples   parameters, and sums of gradients
+//	ep         some of the experts, and samples         rows of tokens, to their experts
+//	cp         a part of each sequence                  keys and values
+//	tp         a part of each module                    activations, several times a layer
+//
+// Each axis but replicate and fsdp is a part (the interface splitter in lay.go): an interceptor,
+// and a say in how each parameter lies. A parameter has a lay: where each axis cuts it, and over
+// which axes its gradient is owed. From the lays follows all else. Parallelize cuts the parameters
+// by mesh.Boxes, also those on tensor.Meta; fsdp then cuts what the other axes have left; a
+// gradient is summed once, over one group of the axes that it owes; a norm counts each element on
+// the first of the ranks that have it; and [Parallel.Layout] says where a checkpoint finds it.
+//
+// In a pass, parts step in from the outside to the inside: pp, cp, ep, tp, and then the engine, an
+// FSDP or the buckets of a DDP. So tensor parallelism reads what fsdp has gathered, and the ranks
+// of a pipeline's stage share the calls of that stage.
+//
+// Ranks that differ on replicate, fsdp or ep have samples of their own, and the gradients are those
+// of the mean over them: the backward pass begins with 1/samplers. Ranks that differ only on pp, cp
+// or tp share the work on the same samples. [Parallel.Step] runs the passes of a step, and gives
+// all of them one loss.
+//
 // # Where a new strategy goes
 //
 // Each strategy is a type in a file of its own, beside single.go, ddp.go and fully_shard.go; none
@@ -104,6 +133,7 @@
 //	pipeline_plan.go    a dry run: the calls of each stage, and the values that cross
 //	pipeline_stage.go   a pass over the model on a rank that has some of the stages
 //	pipeline_step.go    the actions of a schedule; pipeline_wire.go their messages
+//	expert_parallel.go  the axis ep: rows of tokens go to their experts
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

@@ -8,6 +8,7 @@ import (
 	"log"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
@@ -91,6 +92,95 @@ head:  column       # and half of the classes
 		log.Fatal(err)
 	}
 	// Output:
-	// tp 2: layers, vocabulary, loss, sequence between layers over tp
+	// tp 2 (layers, vocabulary, loss, sequence between layers)
 	// a rank holds 1989 of 3930 parameters
+}
+
+// microbatches of [rows, time] tokens, which a sampler trains on in each step.
+const microbatches, rows, time = 2, 2, 16
+
+// tokens returns the inputs and the targets of a microbatch.
+func tokens(step, sampler, microbatch int) (inputs, targets *tensor.Tensor) {
+	var in, out []int64
+	for i := range int64(rows * time) {
+		x := i + int64(7*step+3*sampler+microbatch)
+		in, out = append(in, x%19), append(out, (x+1)%19)
+	}
+	return tensor.FromInt64(in, rows, time), tensor.FromInt64(out, rows, time)
+}
+
+// Eight ranks train a GPT in two stages. Each stage is shared by two ranks of fsdp, which have
+// samples of their own, and each layer by two ranks of tp.
+func ExampleParallelize_axes() {
+	err := dist.Spawn(context.Background(), 8, func(ctx context.Context, g *dist.Group) error {
+		m, err := parallel.NewMesh(ctx, g, parallel.Sizes{PP: 2, Replicate: 1, FSDP: 2, TP: 2})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		gpt := models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(1), Device: tensor.Meta},
+			models.GPTConfig{Vocab: 19, Context: time, Width: 32, Heads: 4, Layers: 4})
+		model, err := parallel.Parallelize(ctx, gpt, m, parallel.Config{
+			Pipeline: parallel.PipelineConfig{Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, rows, time)}},
+		})
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		if err := model.Materialize(ctx, tensor.CPU()); err != nil {
+			return err
+		}
+		var params []*nn.Parameter // that this rank has a part of
+		for _, p := range nn.Parameters(model) {
+			if !model.IsAway(p) {
+				params = append(params, p)
+			}
+		}
+		opt := optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
+		fsdp, err := m.Group("fsdp")
+		if err != nil {
+			return err
+		}
+		for step := range 31 {
+			var passes []parallel.Microbatch
+			for i := range microbatches {
+				inputs, targets := tokens(step, fsdp.Rank(), i)
+				passes = append(passes, parallel.Microbatch{
+					Carrier: func(ctx context.Context) *nn.Ctx { return nn.Training(ctx) },
+					Loss: func(c *nn.Ctx) *tensor.Tensor {
+						loss := c.CallN(&nn.CrossEntropyLoss{}, c.Call(model, inputs), targets)[0]
+						return loss.MulScalar(1.0 / microbatches)
+					},
+				})
+			}
+			opt.ZeroGrad()
+			loss, err := model.Step(ctx, passes)
+			if err != nil {
+				return err
+			}
+			_, scale, err := model.ClipGradNorm(ctx, params, 1)
+			if err != nil {
+				return err
+			}
+			opt.Step(scale)
+			if step%10 == 0 && g.Rank() == 0 {
+				fmt.Printf("step %2d  loss %.1f\n", step, loss.Item())
+			}
+		}
+		if g.Rank() == 0 {
+			fmt.Println(model)
+			fmt.Println(model.Layout(gpt.Transformer.Blocks[0].MLP.In.Weight).Placements)
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// step  0  loss 3.0
+	// step 10  loss 1.5
+	// step 20  loss 0.5
+	// step 30  loss 0.1
+	// pp 2 (2 stages by 1f1b, cut at transformer.h.2) × fsdp 2 (samples and parameters, in 3 units) × tp 2 (heads, layers, vocabulary, loss, sequence between layers)
+	// [Shard(0) Shard(1)]
 }

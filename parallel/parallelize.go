@@ -487,33 +487,20 @@ func (p *Parallel) Unused() []string {
 	return u.Unused()
 }
 
-// String says what is split over what: "fsdp 2 × tp 2: samples and parameters over fsdp in 3 units;
-// heads over tp".
+// String says what is split over what: "fsdp 2 (samples and parameters, in 3 units) × tp 2 (heads)".
 func (p *Parallel) String() string {
 	var axes []string
 	for _, a := range p.mesh.Axes() {
-		axes = append(axes, fmt.Sprintf("%s %d", a.Name, a.Size))
-	}
-	if len(axes) == 0 {
-		axes = []string{"one rank"}
-	}
-	var does []string
-	for _, a := range p.mesh.Axes() {
-		switch a.Name {
-		case replicateAxis:
-			does = append(does, fmt.Sprintf("samples over %s", a.Name))
-		case shardAxis:
-			units := "1 unit"
-			if f, ok := p.engine.(*FSDP); ok && len(f.units) != 1 {
-				units = fmt.Sprintf("%d units", len(f.units))
-			}
-			does = append(does, fmt.Sprintf("samples and parameters over %s in %s", a.Name, units))
-		}
+		shares := "samples" // replicate
 		for _, part := range p.parts {
 			if part.axis() == a.Name {
-				does = append(does, fmt.Sprintf("%v over %s", part, a.Name))
+				shares = part.String()
 			}
 		}
+		if f, ok := p.engine.(*FSDP); ok && a.Name == shardAxis {
+			shares = fmt.Sprintf("samples and parameters, in %d units", len(f.units))
+		}
+		axes = append(axes, fmt.Sprintf("%s %d (%s)", a.Name, a.Size, shares))
 	}
-	return strings.Join(axes, " × ") + ": " + strings.Join(does, "; ")
+	return strings.Join(axes, " × ")
 }
