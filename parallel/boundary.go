@@ -248,11 +248,12 @@ func (t *tensorParallel) partOf(rank, n int) (first, length int) {
 type tensorPass struct {
 	t        *tensorParallel
 	crossed  map[crossing]*tensor.Tensor
-	tokens   []int                        // how many tokens sequences have that ranks share
-	classes  int                          // of the logits that were left cut, 0 for none
-	gathered map[*tensor.Tensor]*gathered // by the whole sequence
-	there    []*gathered                  // that have their memory
-	inHeads  int                          // calls of attention modules under way that ranks share by heads
+	tokens   []int                                   // how many tokens sequences have that ranks share
+	classes  int                                     // of the logits that were left cut, 0 for none
+	gathered map[*tensor.Tensor]*gathered            // by the whole sequence
+	there    []*gathered                             // that have their memory
+	coming   map[crossing]func(i int) *tensor.Tensor // pieces of whole sequences
+	inHeads  int                                     // calls of attention modules under way that ranks share by heads
 }
 
 // passOf returns the pass over a tape, and makes it at first.
@@ -260,7 +261,7 @@ func (t *tensorParallel) passOf(tape *tensor.Tape) *tensorPass {
 	if p := t.passes[tape]; p != nil {
 		return p
 	}
-	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}}
+	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}, coming: map[crossing]func(i int) *tensor.Tensor{}}
 	t.passes[tape] = p
 	tape.OnClose(func() { delete(t.passes, tape) })
 	return p

@@ -123,6 +123,7 @@
 //	                    finds the modules, and says how their parameters are cut
 //	tensor_parallel.go  the axis tp: modules that ranks share
 //	boundary.go         where values get another kind over tp: what is sent
+//	tensor_pieces.go    layers that compute while messages travel, piece by piece
 //	loss_parallel.go    a loss of logits that ranks share
 //	expert_parallel.go  the axis ep: rows of experts that travel to their ranks and back
 //	context_parallel.go the axis cp: whose tokens are where, in the model; zigzag.go which rank

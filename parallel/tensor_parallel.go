@@ -27,6 +27,10 @@ type TPConfig struct {
 	// pass. Otherwise their memory is given up, and they are gathered again: a rank's activations
 	// then fall with the number of ranks, for a fifth more bytes to send.
 	KeepGathered bool
+	// Pieces, if it is 2 or more, is how many pieces of a rank's tokens are gathered, computed and
+	// summed while the next or the last one travels. It pays where messages take about as long as
+	// products. Whole sequences are then kept, as with KeepGathered.
+	Pieces int
 }
 
 // TensorPlanner is a model that knows how it can be cut.
@@ -252,12 +256,20 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 	}
 	switch rule.Style {
 	case styleColumn:
-		x[0] = t.cross(c, boundary{who, or(rule.From, t.usual()), kindCopy, true}, x[0])
+		b := boundary{who, or(rule.From, t.usual()), kindCopy, true}
+		if p := t.piecesOfColumn(c, b, x); p != nil {
+			y := p.column(c, b, x[0], func(x *tensor.Tensor) *tensor.Tensor { return next(c, []*tensor.Tensor{x})[0] })
+			return out([]*tensor.Tensor{y}, kindCut, or(rule.To, kindCut))
+		}
+		x[0] = t.cross(c, b, x[0])
 		y := slices.Clone(next(c, x))
 		y[0] = t.before(t.passOf(c.Tape()), x[0], y[0])
 		return out(y, kindCut, or(rule.To, kindCut))
 	case styleRow:
 		x[0] = t.cross(c, boundary{who: who, from: or(rule.From, kindCut), to: kindCut}, x[0])
+		if p := t.piecesOfRow(c, boundary{who: who, from: kindPartial, to: or(rule.To, t.usual())}, x); p != nil {
+			return []*tensor.Tensor{p.row(c, boundary{who: who, from: kindPartial, to: kindSequence}, x[0], func(x *tensor.Tensor) *tensor.Tensor { return next(c, []*tensor.Tensor{x})[0] })}
+		}
 		part := next(c, x)
 		y := out(part, kindPartial, or(rule.To, t.usual()))
 		if c.Tape().Recording() && y[0] != part[0] {
