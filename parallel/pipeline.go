@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
@@ -66,8 +67,10 @@ type pipeline struct {
 	form      *schedule.Schedule // of some step: where the stages lie
 	schedules map[int]*schedule.Schedule
 	tied      []*tiedParameter
-	before    func(a schedule.Action) // is told of each action; nil for nobody
-	stepped   bool                    // a step has been done, and the types of all its passes been checked
+	// watch is told when an action begins, and what it returns when the action has ended, with the
+	// time for which it waited for other ranks. It is nil for nobody.
+	watch   func(a schedule.Action) (ended func(waited time.Duration))
+	stepped bool // a step has been done, and the types of all its passes been checked
 }
 
 // pipeStart is where a stage begins.

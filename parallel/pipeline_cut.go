@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/nearest"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/schedule"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -121,10 +122,17 @@ func (q *pipeline) measure(ctx context.Context, layers []pipeStart) ([]int, erro
 	var failure error
 	if q.p.mesh.Rank() == 0 {
 		costs, err := q.costs(ctx, layers)
-		if failure = err; err == nil {
-			for i, n := range balance(costs, q.config.NumStages) {
-				counts[i] = int64(n)
+		var starts []int
+		if err == nil {
+			starts, _, err = schedule.Partition(costs, q.config.NumStages)
+		}
+		failure = err
+		for i, first := range starts {
+			next := len(layers)
+			if i+1 < len(starts) {
+				next = starts[i+1]
 			}
+			counts[i] = int64(next - first)
 		}
 	}
 	t := tensor.FromInt64(counts)
@@ -217,36 +225,4 @@ func (s *stopwatch) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, nex
 // InterceptParam does nothing.
 func (*stopwatch) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
 	return next(c)
-}
-
-// balance divides layers between stages so that the most costly stage costs least. Of equal
-// divisions it takes that whose first stages have more layers.
-func balance(costs []time.Duration, numStages int) []int {
-	n := len(costs)
-	sums := make([]time.Duration, n+1)
-	for i, d := range costs {
-		sums[i+1] = sums[i] + d
-	}
-	// best[s][i] is the least cost of the most costly of s stages that have the first i layers.
-	best := make([][]time.Duration, numStages+1)
-	from := make([][]int, numStages+1)
-	for s := range best {
-		best[s], from[s] = make([]time.Duration, n+1), make([]int, n+1)
-		for i := range best[s] {
-			if best[s][i] = 1 << 62; s == 0 && i == 0 {
-				best[s][i] = 0
-			}
-			for j := s - 1; s > 0 && j < i; j++ {
-				if cost := max(best[s-1][j], sums[i]-sums[j]); cost <= best[s][i] {
-					best[s][i], from[s][i] = cost, j
-				}
-			}
-		}
-	}
-	counts := make([]int, numStages)
-	for s, i := numStages, n; s > 0; s-- {
-		counts[s-1] = i - from[s][i]
-		i = from[s][i]
-	}
-	return counts
 }

@@ -35,12 +35,13 @@ func stepsOf(name string, n int, at func(ctx context.Context, a schedule.Action)
 			return err
 		}
 		for step := range 3 {
-			p.pipe.before = nil
+			p.pipe.watch = nil
 			if step == 1 && g.Rank() == pipeVictim {
-				p.pipe.before = func(a schedule.Action) {
+				p.pipe.watch = func(a schedule.Action) func(time.Duration) {
 					if err := at(ctx, a); err != nil {
 						panic(err)
 					}
+					return func(time.Duration) {}
 				}
 			}
 			for _, w := range nn.Parameters(p.Model) {

@@ -174,8 +174,9 @@ func (st *pipeStep) run(a schedule.Action) error {
 	if types := st.q.types(); types != nil && !st.q.stepped {
 		types.done = false // until each stage has been checked
 	}
-	if st.q.before != nil {
-		st.q.before(a)
+	if st.q.watch != nil {
+		ended, waited := st.q.watch(a), st.in.waited
+		defer func() { ended(st.in.waited - waited) }()
 	}
 	var err error
 	switch a.Kind {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
@@ -66,6 +67,7 @@ type inbox struct {
 	from   []*inboxOf
 	at     map[messageKey]*arrival
 	places map[messageKey]int
+	waited time.Duration // for messages
 }
 
 // inboxOf has the messages of one rank.
@@ -132,7 +134,9 @@ func (b *inbox) take(m pipeMessage) (*tensor.Tensor, error) {
 		if err := b.post(from, b.places[m.key()]+1+postedAhead); err != nil {
 			return nil, err
 		}
-		if err := in.work.Wait(b.ctx); err != nil {
+		begun := time.Now()
+		err := in.work.Wait(b.ctx)
+		if b.waited += time.Since(begun); err != nil {
 			return nil, fmt.Errorf("pipeline: receive %v: %w", m, err)
 		}
 	}

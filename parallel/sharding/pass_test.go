@@ -5,6 +5,7 @@ package sharding
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -249,5 +250,35 @@ func TestTensorParallel(t *testing.T) {
 			!strings.Contains(err.Error(), `it is Partial(sum) over axis "tp"`)):
 			t.Errorf("a copy whose gradient is not summed gives %v", err)
 		}
+	}
+}
+
+// TestStages: a value that has come from another rank has its type, and its gradient goes back with
+// the type that the other rank takes.
+func TestStages(t *testing.T) {
+	x, w := tensor.Full(1, 2, 4), nn.NewParameter(tensor.Full(1, 3, 4))
+	w.Data().SetName("w")
+	run := func(weight Type) (err error) {
+		c := nn.Training(t.Context())
+		defer c.Close()
+		defer c.Recover(&err)
+		p := Begin(c.Tape(), twoAxes...)
+		p.Param(w.Data(), Parameter{Name: "w", Value: weight, Gradient: Type{sum, weight[1]}})
+		in := c.Leaf(x)
+		p.Came(in, shares)
+		if got := p.TypeOf(in); !slices.Equal(got, shares) {
+			t.Errorf("the value is %v, want %v", got, shares)
+		}
+		y := tensor.Linear(in, c.Param(w), nil)
+		p.Went(y)
+		return c.Tape().BackwardFrom(c, []*tensor.Tensor{y}, []*tensor.Tensor{tensor.Full(1, 2, 3)})
+	}
+	if err := run(whole2); err != nil {
+		t.Error(err)
+	}
+	// A weight that is cut along its outputs gives each rank a part of the gradient of its input.
+	err := run(Type{mesh.Replicate(), mesh.Shard(0)})
+	if want := "gradient of a stage's input"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want an error that says %q", err, want)
 	}
 }
