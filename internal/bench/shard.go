@@ -53,7 +53,11 @@ func (o ShardOptions) Validate() error {
 		return err
 	}
 	if !slices.Contains(namedStrategies(), o.Strategy) {
-		if _, err := parseMesh(o.Strategy); err != nil {
+		m, err := parseMesh(o.Strategy)
+		if err != nil {
+			return err
+		}
+		if err := m.suits(o.Model); err != nil {
 			return err
 		}
 	}

@@ -74,6 +74,23 @@ func parseMesh(text string) (*strategyMesh, error) {
 	return m, nil
 }
 
+// suits reports an axis that has nothing to share in a model.
+func (m *strategyMesh) suits(model string) error {
+	for _, a := range []struct {
+		axis, has string
+		models    []string
+	}{
+		{"ep", "experts", []string{"moe"}},
+		{"cp", "sequence", []string{"gpt", "llama", "moe"}},
+		{"tp", "plan of tensor parallelism", []string{"gpt", "llama", "moe"}},
+	} {
+		if _, there := m.sizes[a.axis]; there && !slices.Contains(a.models, model) {
+			return fmt.Errorf("the model %s has no %s for the axis %s: take %s", model, a.has, a.axis, strings.Join(a.models, ", "))
+		}
+	}
+	return nil
+}
+
 // meshOf returns the mesh that a strategy makes of so many ranks.
 func meshOf(strategy string, numRanks int) (m *strategyMesh, err error) {
 	switch strategy {
