@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
-	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -164,7 +163,8 @@ func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c 
 		return nil, err
 	}
 	defer grid.Close()
-	example := tensor.New(tensor.Meta, tensor.Int64, composedRows/numSamplers(grid), composedTime)
+	sampler, samplers := Sampler(grid)
+	example := tensor.New(tensor.Meta, tensor.Int64, composedRows/samplers, composedTime)
 	c.Pipeline.Example = []*tensor.Tensor{example}
 	b := &nn.Build{Generator: tensor.NewGenerator(7)}
 	if onMeta {
@@ -178,10 +178,9 @@ func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c 
 		return nil, err
 	}
 	defer p.Close()
-	samplers := numSamplers(grid)
 	run := &composedRun{}
 	passes := func(step int) []Microbatch {
-		return composedPasses(p, step, samplerOf(grid), samplers, 1.0/composedMicrobatches)
+		return composedPasses(p, step, sampler, samplers, 1.0/composedMicrobatches)
 	}
 	mean := func(x float64) (float64, error) { // each sampler is as many ranks
 		t := tensor.New(tensor.CPU(), tensor.Float64)
@@ -193,19 +192,6 @@ func (m composedModel) split(ctx context.Context, g *dist.Group, sizes Sizes, c 
 		return wholeValues(ctx, p, of)
 	}
 	return run, run.train(ctx, p, passes, mean, whole)
-}
-
-// samplerOf returns which of the samplers of a mesh this rank is, or works for.
-func samplerOf(m *mesh.Mesh) int {
-	n := 0
-	for i, a := range m.Axes() {
-		for _, k := range knownAxes {
-			if k.name == a.Name && k.samples {
-				n = n*a.Size + m.Coordinate()[i]
-			}
-		}
-	}
-	return n
 }
 
 // difference returns how far two runs are from each other.

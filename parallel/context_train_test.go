@@ -120,7 +120,8 @@ func TestContextTrains(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				losses[g.Rank()], err = row.cc.steps(ctx, p, numSteps, samplerOf(m), samplers)
+				sampler, samplers := Sampler(m)
+				losses[g.Rank()], err = row.cc.steps(ctx, p, numSteps, sampler, samplers)
 				return err
 			})
 			if err != nil {

@@ -137,14 +137,11 @@ func ExampleParallelize_axes() {
 			}
 		}
 		opt := optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
-		fsdp, err := m.Group("fsdp")
-		if err != nil {
-			return err
-		}
+		sampler, _ := parallel.Sampler(m)
 		for step := range 31 {
 			var passes []parallel.Microbatch
 			for i := range microbatches {
-				inputs, targets := tokens(step, fsdp.Rank(), i)
+				inputs, targets := tokens(step, sampler, i)
 				passes = append(passes, parallel.Microbatch{
 					Carrier: func(ctx context.Context) *nn.Ctx { return nn.Training(ctx) },
 					Loss: func(c *nn.Ctx) *tensor.Tensor {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/disttest"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -296,5 +297,34 @@ func TestSampler(t *testing.T) {
 		if sampler, n := Sampler(m); n != 6 || sampler != rank%12/2 {
 			t.Errorf("rank %d is %d of %d", rank, sampler, n)
 		}
+	}
+}
+
+// TestMeshFollowsNodes: ranks of tp are on one node, also where ranks of a node have no numbers that
+// follow each other, and a model is split over such a mesh.
+func TestMeshFollowsNodes(t *testing.T) {
+	res := disttest.Run(t, 4, func(ctx context.Context, g *dist.Group) error {
+		m, err := NewMesh(ctx, g, Sizes{Replicate: 2, TP: 2})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		tp, err := m.Group("tp")
+		if err != nil {
+			return err
+		}
+		if nodes := tp.Nodes(); nodes[0] != nodes[1] {
+			return fmt.Errorf("the ranks %v of tp are on the nodes %v", tp.Ranks(), nodes)
+		}
+		p, err := gatherOver(ctx, newToy(int64(g.Rank()), width), m, toyCuts)
+		if err != nil {
+			return err
+		}
+		sampler, _ := Sampler(m)
+		_, err = p.Step(ctx, toyPasses(p, int64(sampler), 0))
+		return err
+	}, disttest.WithNodes(0, 1, 0, 1))
+	if err := res.Err(); err != nil {
+		t.Error(err)
 	}
 }
