@@ -50,7 +50,8 @@ type PipelineConfig struct {
 type pipeline struct {
 	p      *Parallel
 	config PipelineConfig
-	group  *dist.Group // of the axis pp
+	all    ranks       // of the axis pp
+	group  *dist.Group // of these ranks
 	rank   int         // on the axis
 	ranks  int
 
@@ -82,12 +83,13 @@ type pipeStart struct {
 // newPipeline makes the part of a Parallel for the axis pp. Measure runs the model on rank 0 and
 // tells the others; nothing else communicates.
 func newPipeline(ctx context.Context, p *Parallel, config PipelineConfig) (*pipeline, error) {
-	group, err := p.mesh.Group(pipelineAxis)
+	axis, err := p.mesh.Sub(pipelineAxis)
 	if err != nil {
 		return nil, err
 	}
+	group := axis.World()
 	q := &pipeline{
-		p: p, config: config, group: group, rank: group.Rank(), ranks: group.Size(), paths: map[any]string{},
+		p: p, config: config, all: ranks{axis, pipelineAxis}, group: group, rank: group.Rank(), ranks: group.Size(), paths: map[any]string{},
 		open: map[any]bool{}, plans: map[string]*pipePlan{}, schedules: map[int]*schedule.Schedule{},
 	}
 	q.root = &pipelineRoot{q}
@@ -278,13 +280,9 @@ func (q *pipeline) shareBuffers(ctx context.Context) error {
 		}
 		of[q.rankOf(stage)] = append(of[q.rankOf(stage)], b)
 	}
-	sub, err := q.p.mesh.Sub(pipelineAxis)
-	if err != nil {
-		return err
-	}
 	for rank, buffers := range of {
 		for _, s := range syncsOf(buffers) {
-			if err := s.broadcastFrom(ctx, ranks{sub, pipelineAxis}, rank); err != nil {
+			if err := s.broadcastFrom(ctx, q.all, rank); err != nil {
 				return fmt.Errorf("pipeline: %w", err)
 			}
 		}

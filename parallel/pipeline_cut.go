@@ -136,7 +136,11 @@ func (q *pipeline) measure(ctx context.Context, layers []pipeStart) ([]int, erro
 		}
 	}
 	t := tensor.FromInt64(counts)
-	if err := q.p.mesh.World().Broadcast(ctx, t, 0); err != nil {
+	world, err := newRanks(ctx, q.p.mesh.World(), worldAxis)
+	if err == nil {
+		err = world.broadcast(ctx, t)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("pipeline: tell the ranks where the stages begin: %w", err)
 	}
 	if failure != nil {

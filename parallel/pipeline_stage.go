@@ -396,7 +396,7 @@ func (s *pipePass) spread(y []*tensor.Tensor) []*tensor.Tensor {
 		default:
 			t = tensor.New(tensor.CPU(), t.DType(), t.Shape()...)
 		}
-		if err := s.q.group.Broadcast(s.c, t, root); err != nil {
+		if err := s.q.all.broadcastFrom(s.c, t, root); err != nil {
 			s.c.Fail(fmt.Errorf("pipeline: broadcast result %d of the model from stage %d: %w", i, from, err))
 		}
 		if s.q.rank != root {

@@ -341,7 +341,7 @@ func (st *pipeStep) close() {
 // total returns the sum of the losses of the last stage, on all ranks of the axis.
 func (st *pipeStep) total() (*tensor.Tensor, error) {
 	q := st.q
-	if err := q.group.Broadcast(st.ctx, st.losses, q.rankOf(q.config.NumStages-1)); err != nil {
+	if err := q.all.broadcastFrom(st.ctx, st.losses, q.rankOf(q.config.NumStages-1)); err != nil {
 		return nil, fmt.Errorf("pipeline: tell the loss to all stages: %w", err)
 	}
 	return st.losses, nil
