@@ -40,6 +40,7 @@ type pipePlan struct {
 	isInput []bool       // by the results of the model: one is an input of the model itself
 	values  []*pipeValue // those that cross, in the order in which they are seen
 	reads   map[*nn.Parameter][]int
+	said    string // by text
 }
 
 // pipeCall is a call that lies in one stage.
@@ -301,10 +302,14 @@ func (*planner) Backward([]*tensor.Tensor) {}
 
 // text is what the ranks compare of a plan.
 func (plan *pipePlan) text() string {
+	if plan.said != "" {
+		return plan.said
+	}
 	var b strings.Builder
 	for _, v := range plan.values {
 		fmt.Fprintf(&b, "%s, %v%v, from stage %d to %v, with a gradient: %v\n", v.what, v.dtype, v.shape, v.born, v.uses, v.grad)
 	}
 	fmt.Fprintf(&b, "%d calls of modules\n", len(plan.calls))
-	return b.String()
+	plan.said = b.String()
+	return plan.said
 }
