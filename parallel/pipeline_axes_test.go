@@ -25,6 +25,8 @@ func TestPipelineWithOtherAxes(t *testing.T) {
 		{composedLlama, "zbv", Sizes{PP: n, Replicate: n}, false},
 		{composedGPT, "1f1b", Sizes{PP: n, FSDP: n}, false},
 		{composedLlama, "interleaved-zb", Sizes{PP: n, FSDP: n}, true},
+		{composedGPT, "zbv", Sizes{PP: n, FSDP: n}, false},
+		{composedMoE, "interleaved-zb", Sizes{PP: n, FSDP: n}, false},
 		{composedGPT, "gpipe", Sizes{PP: n, TP: n}, true},
 		{composedLlama, "interleaved", Sizes{PP: n, TP: n}, false},
 		{composedLlama, "zbv", Sizes{PP: n, CP: n}, false},

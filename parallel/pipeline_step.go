@@ -26,7 +26,6 @@ type pipeStep struct {
 	passes       map[passKey]*pipePass
 	retired      []*pipePass    // whose received memory may still be sent
 	losses       *tensor.Tensor // of the last stage
-	split        bool           // backward passes may be split
 }
 
 type passKey struct{ stage, microbatch int }
@@ -42,7 +41,7 @@ func (q *pipeline) step(ctx context.Context, microbatches []Microbatch) (loss *t
 	if err != nil {
 		return nil, err
 	}
-	st := &pipeStep{q: q, ctx: ctx, microbatches: microbatches, plans: plans, passes: map[passKey]*pipePass{}, split: q.splits(), losses: tensor.New(tensor.CPU(), tensor.Float64)}
+	st := &pipeStep{q: q, ctx: ctx, microbatches: microbatches, plans: plans, passes: map[passKey]*pipePass{}, losses: tensor.New(tensor.CPU(), tensor.Float64)}
 	st.in = q.newInbox(ctx, s, plans)
 	st.out = &outbox{q: q, ctx: ctx, inbox: st.in}
 	defer st.close()
@@ -146,13 +145,6 @@ func (q *pipeline) look(ctx context.Context, m Microbatch) (probe *pipeProbe, er
 	return q.probe, nil
 }
 
-// splits reports whether a backward pass may be split. The full values of an FSDP's units come and
-// go with its backward pass as a whole.
-func (q *pipeline) splits() bool {
-	_, sharded := q.p.engine.(*FSDP)
-	return !sharded
-}
-
 // types returns the check of sharding types of the engine.
 func (q *pipeline) types() *typeCheck {
 	switch e := q.p.engine.(type) {
@@ -185,7 +177,7 @@ func (st *pipeStep) run(a schedule.Action) error {
 	case schedule.Backward:
 		err = st.backward(a, false)
 	case schedule.BackwardInput:
-		err = st.backward(a, st.split)
+		err = st.backward(a, true)
 	case schedule.BackwardWeight:
 		err = st.weights(a)
 	}
