@@ -81,7 +81,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	if err != nil {
 		return settled(err)
 	}
-	r.cfg.size().tell(r.report, r.cfg.StepShare, r.given, "sequences")
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.given, "sequences", r.cfg.copies())
 	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {

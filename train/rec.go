@@ -215,7 +215,7 @@ func (r *recRun) run(ctx context.Context) error {
 	if err != nil {
 		return settled(err)
 	}
-	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "rows")
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "rows", r.cfg.copies())
 	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {

@@ -202,7 +202,9 @@ func (s *stepSize) divide(most int, fits func(passes int) bool) bool {
 // tell gives notice if the size of a step stays but batch and passes could not stay
 // as they were asked for. If steps are small, it says to how many ranks the job can
 // grow.
-func (s stepSize) tell(report Reporter, asked StepShare, given map[string]string, unit string) {
+//
+// copies is how many ranks share the work on each sample.
+func (s stepSize) tell(report Reporter, asked StepShare, given map[string]string, unit string, copies int) {
 	if total := s.total(); total < 2*s.ranks && envvar.RestartCount.IsSet() && !envvar.Spawn.IsSet() {
 		report.Notice(fmt.Sprintf("a step takes %d %s: the job can go on with at most %d ranks", total, unit, total))
 	}
@@ -219,5 +221,9 @@ func (s stepSize) tell(report Reporter, asked StepShare, given map[string]string
 	if s.accumulate > 1 {
 		each += fmt.Sprintf(" in each of %d passes", s.accumulate)
 	}
-	report.Notice(fmt.Sprintf("a step stays %d %s on %d %s: --batch %d becomes %s", s.total(), unit, s.ranks, plural(s.ranks, "rank"), asked.AskedBatch, each))
+	among := fmt.Sprintf("%d %s", s.ranks, plural(s.ranks, "rank"))
+	if copies > 1 {
+		among = fmt.Sprintf("%d × %d ranks", s.ranks, copies)
+	}
+	report.Notice(fmt.Sprintf("a step stays %d %s on %s: --batch %d becomes %s", s.total(), unit, among, asked.AskedBatch, each))
 }

@@ -211,7 +211,7 @@ func (r *visionRun) run(ctx context.Context) error {
 	if err != nil {
 		return settled(err)
 	}
-	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "images")
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "images", r.cfg.copies())
 	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {

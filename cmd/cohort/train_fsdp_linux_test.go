@@ -89,6 +89,32 @@ func TestTrainSharded(t *testing.T) {
 	}
 }
 
+// TestTrainOnMeshes: ranks that are processes train on meshes of several axes as one rank does, a
+// run goes on from one mesh to the next, and eval and generate open what it saves.
+func TestTrainOnMeshes(t *testing.T) {
+	text, dir := writeText(t), t.TempDir()
+	at := func(name string) string { return "--out " + filepath.Join(dir, name) + " --data " + text }
+	for model, meshes := range map[string][]string{
+		"":                        {"--tp 2 --pp 2 --batch 8", "--cp 2 --fsdp 2 --batch 4", "--pp 2 --schedule gpipe --accumulate 4 --batch 2"},
+		"--experts 4 --balance 0": {"--ep 2 --tp 2 --batch 4", "--ep 2 --pp 2 --batch 4"},
+	} {
+		name := fmt.Sprintf("of%d", len(meshes))
+		one := lossesOf(t, small, model, fmt.Sprintf("--steps %d --save-every 3 --clip 0.5 --ranks 1 --batch 8", 3*len(meshes)), at(name))
+		for i, flags := range meshes {
+			losses := lossesOf(t, small, model, fmt.Sprintf("--steps %d --save-every 3 --clip 0.5", 3*(i+1)), flags, at(name+"-parts"))
+			if len(losses) != 3 {
+				t.Errorf("%s: did the steps %v", flags, losses)
+			}
+			near(t, flags, losses, one, 1e-5)
+		}
+		for _, command := range []string{"eval --json --from ", "generate --tokens 4 --prompt abc --from "} {
+			if code, out, errs := cohort(strings.Fields(command + filepath.Join(dir, name+"-parts"))...); code != 0 || out == "" {
+				t.Errorf("%s: code %d, %q, %q", command, code, out, errs)
+			}
+		}
+	}
+}
+
 // TestTuneSharded: a Hugging Face folder is fine-tuned in shards, whole and by a LoRA, and
 // both go on from 2 ranks to 1.
 func TestTuneSharded(t *testing.T) {
