@@ -107,6 +107,17 @@ func (s *shapesPass) standIn(t *tensor.Tensor) *tensor.Tensor {
 	return s.standIns[t]
 }
 
+// bare returns the stand-in of a value under no tape.
+func (s *shapesPass) bare(t *tensor.Tensor) *tensor.Tensor {
+	if t == nil {
+		return nil
+	}
+	m := tensor.New(tensor.Meta, t.DType(), t.Shape()...)
+	m.SetName(t.Name())
+	s.values[m] = t
+	return m
+}
+
 // param returns the stand-in of a parameter.
 func (s *shapesPass) param(c *Ctx, p *Parameter) *tensor.Tensor {
 	if s.reads != nil {
@@ -141,7 +152,8 @@ func (c *Ctx) shaped(q *sequence) *sequence {
 		return q
 	}
 	if s.sequences[q] == nil {
-		s.sequences[q] = &sequence{positions: s.standIn(q.positions), documents: s.standIn(q.documents)}
+		// Masks that outlive the call which makes them are computed of these, so no tape has them.
+		s.sequences[q] = &sequence{positions: s.bare(q.positions), documents: s.bare(q.documents)}
 	}
 	return s.sequences[q]
 }

@@ -24,7 +24,7 @@ func (m *shapesModel) Forward(c *Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	m.seen = append(m.seen, c.Device(), c.Positions(ids.Dim(1)).Device())
 	m.read = []*tensor.Tensor{c.Documents(), c.Param(m.Norm.Weight), c.Buffer(m.Norm.RunningVar), ids}
 	x := c.Call(m.Drop, c.Call(m.Embedding, ids))
-	x = c.CallN(m.Attention, x)[0]
+	x = c.CallN(m.Attention, c.CallN(m.Attention, c.CallN(m.Attention, x)[0].Repeat(1, 1, 3))[0].Repeat(1, 1, 3))[0]
 	y := c.Call(m.Norm, x.Reshape(-1, x.Dim(-1)))
 	return c.Call(m.Extra, y)
 }
