@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -405,5 +406,30 @@ func TestPredictExperts(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestExpertRankLeaves: a rank that ends before the exchange is named with the experts that
+// wait for it.
+func TestExpertRankLeaves(t *testing.T) {
+	gone := errors.New("this rank has had enough")
+	e := expertTest{axes: "ep 2", experts: 4, active: 2, batch: drawn(9)}
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := e.model(3)
+		p, err := splitExperts(ctx, g, m, mesh.Axis{Name: expertAxis, Size: 2})
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			return gone
+		}
+		_, err = p.Step(ctx, []Microbatch{{Carrier: e.carrier, Loss: func(c *nn.Ctx) *tensor.Tensor { return e.loss(c, p, 0) }}})
+		if err == nil || !strings.Contains(err.Error(), "forward of first.experts") || !strings.Contains(err.Error(), "exchange the numbers of rows of first.experts") || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("got %v", err)
+		}
+		return nil
+	})
+	if !errors.Is(err, gone) {
+		t.Errorf("got %v", err)
 	}
 }
