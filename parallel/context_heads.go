@@ -56,7 +56,9 @@ func (p *contextPass) byHeads(c *nn.Ctx, m *nn.DotProductAttention, x []*tensor.
 		}
 		inputs = append(inputs, c.Tape().Const(mask))
 	}
-	return p.exchange(c, next(inner, inputs)[0], m.HeadDim, 1, false)
+	var y *tensor.Tensor
+	sharding.Of(c.Tape()).Allow(func() { y = next(inner, inputs)[0] })
+	return p.exchange(c, y, m.HeadDim, 1, false)
 }
 
 // exchange takes [batch, time, heads…] with this rank's tokens of all heads to all tokens of this

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -171,6 +172,8 @@ func (p *contextParallel) run(c *nn.Ctx, x []*tensor.Tensor, next func(*nn.Ctx, 
 	if pass.documents != nil {
 		inner = inner.WithDocuments(pass.take(c, pass.documents))
 	}
+	sharding.Of(c.Tape()).Refuse(contextAxis, "a rank of axis \"cp\" has some of the tokens of each sequence, and this sees these alone: "+
+		"call attention as an nn.DotProductAttention, and leave out other operations over tokens", "attention", "self attention", "lstm", "gru")
 	pass.inside = true
 	y := next(inner.With(pass), pass.cut(c, x))
 	pass.inside, pass.returned = false, p.inStep(c)

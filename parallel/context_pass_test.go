@@ -381,6 +381,40 @@ func TestContextOfLoRA(t *testing.T) {
 	}
 }
 
+// alone attends by itself.
+type alone struct{ Table *nn.Embedding }
+
+func (m *alone) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	x := c.Call(m.Table, ids)
+	return x.Add(tensor.SelfAttention(tensor.Cat(-1, x, x, x), 1, tensor.AttentionOptions{Causal: true}))
+}
+
+// TestContextOwnAttention: attention that is no module would see the tokens of a rank alone. The
+// first training pass refuses it.
+func TestContextOwnAttention(t *testing.T) {
+	const n = 2
+	var errs [n]error
+	cc := contextCase{build: func(b *nn.Build) any { return &alone{nn.NewEmbedding(b, contextVocabulary, contextVocabulary)} }, time: 12}
+	_ = spawn(t, n, func(ctx context.Context, g *dist.Group) error {
+		m, err := NewMesh(ctx, g, Sizes{CP: n})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		p, err := Parallelize(ctx, cc.build(&nn.Build{Generator: tensor.NewGenerator(1)}), m, Config{})
+		if err == nil {
+			_, err = cc.steps(ctx, p, 1, 0, 1)
+		}
+		errs[g.Rank()] = err
+		return err
+	})
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "call attention as an nn.DotProductAttention") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
 // averaging is a model with one result for a sequence.
 type averaging struct{ Model nn.Module }
 

@@ -55,8 +55,9 @@ type Pass struct {
 	params  map[*tensor.Tensor]*Parameter // by what the model reads
 	owed    map[string]Type               // of the gradients, by name
 	flows   []flow
-	came    []*value // from other ranks
-	checked bool     // Backward has been called
+	came    []*value           // from other ranks
+	refused map[string]refusal // operations
+	checked bool               // Backward has been called
 	op      operation
 }
 
@@ -123,6 +124,36 @@ func (p *Pass) Param(t *tensor.Tensor, param Parameter) {
 		p.wantAxes("gradient of "+param.Name, param.Gradient)
 	}
 	p.params[t] = &param
+}
+
+// refusal is why an operation is an error.
+type refusal struct{ axis, why string }
+
+// Refuse makes operations, by the names in messages, errors in the pass: they would see only a
+// part of what they need over an axis, and types do not tell. A strategy that cuts a dim of the
+// samples refuses what mixes its elements, but for its own modules: see [Pass.Allow].
+func (p *Pass) Refuse(axis, why string, operations ...string) {
+	if p == nil {
+		return
+	}
+	if p.refused == nil {
+		p.refused = map[string]refusal{}
+	}
+	for _, name := range operations {
+		p.refused[name] = refusal{axis, why}
+	}
+}
+
+// Allow runs fn, in which nothing is refused.
+func (p *Pass) Allow(fn func()) {
+	if p == nil {
+		fn()
+		return
+	}
+	refused := p.refused
+	p.refused = nil
+	defer func() { p.refused = refused }()
+	fn()
 }
 
 // Owes returns what the gradient of a parameter owes on this rank, before the
@@ -290,6 +321,9 @@ func (p *Pass) Watched(out, from *tensor.Tensor, leaf tensor.Leaf) {
 func (p *Pass) Computed(op tensor.Operation) {
 	if p.checked || !op.Out.Tape().Recording() {
 		return // gradients, and the second run of what was checked in its first
+	}
+	if r, found := p.refused[op.Name]; found {
+		fail(op.Name, r.axis, op.Operands, "%s", r.why)
 	}
 	v := p.valueOf(op.Out)
 	if v != nil && v.given != nil {
