@@ -15,9 +15,10 @@
 //
 // How the model is spread over the ranks is a parallel.Strategy: what
 // Task.Strategy makes, else the model itself on one rank and DDP on several. The
-// loop does not know which one it has. It is made first, and the optimizer, whose
-// state lies as the parameters do, after it. [Axes] say which ranks take samples of
-// their own.
+// loop does not know which one it has: it gives the passes of a step to Strategy.Step,
+// which runs them one after the other, or as the stages of a pipeline do. The strategy is
+// made first, and the optimizer, whose state lies as the parameters do, after it. [Axes]
+// say which ranks take samples of their own.
 //
 // A recipe such as [LM] makes a Task of its settings: it opens the data, builds
 // the model, and calls Run. A program of yours does the same in fewer lines; see
@@ -28,9 +29,9 @@
 // Every rank calls Run with the same task and options, and does its share of each
 // step. Rank 0 alone reports progress ([Reporter]) and writes checkpoints.
 //
-// In a step the passes of a rank add up gradients and the loss. The ranks then sum
-// their losses and whether one of them wants to stop. The gradients are clipped,
-// and the optimizer steps. Only then does the program read what the step has come
+// In a step a rank fetches the batches of all its passes, which then add up gradients
+// and the loss. The ranks sum their losses and whether one of them wants to stop. The
+// gradients are clipped, and the optimizer steps. Only then does the program read what the step has come
 // to. Where the loss or a gradient is not finite, the optimizer of every rank has
 // left the update out by itself, and all ranks end with a [NonFiniteError] or go on
 // (Options.NaN). A signal that reaches ranks at different times stops all of them
@@ -48,8 +49,9 @@
 //	loop.go, trainer.go    the step loop, and what comes before and after it
 //	task.go, options.go    what is trained, and how
 //	axes.go                the ranks of a run, and the choice of a strategy
-//	mesh.go                --fsdp and --replicate: how many ranks, and what they share out
-//	shard_state.go         saving and evaluating a model whose parameters are shards
+//	mesh.go                the axes of a run: how many ranks, and what they share out
+//	spread.go              the mesh of a recipe's run, and the strategy on it
+//	shard_state.go         saving and evaluating a model of which ranks hold parts
 //	vote.go                what the ranks tell each other in a step
 //	nonfinite.go           steps whose loss or gradients are not finite
 //	feed.go, order_log.go  batches, and the log of the samples that were taken
@@ -61,6 +63,7 @@
 //	report.go              Reporter; console.go and jsonlines.go are two of them
 //	lm.go, vision.go, rec.go     the recipes; *_config.go are their settings,
 //	                       shared_config.go those of all
+//	lm_split.go, lm_experts.go   what the axes split of a language model, and mixtures of experts
 //	init_from.go           weights of one run as the beginning of another
 //	finetune.go            fine-tuning of a Hugging Face folder
 //	eval.go, generate.go   the commands that use a trained model

@@ -95,7 +95,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	}
 	defer ranks.close()
 	r.axes = ranks.axes
-	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks, config: r.cfg.splitConfig(), fill: r.fillBase}, r.task(saved), o, r.report)
+	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks, config: r.splitConfig(), fill: r.fillBase}, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.

@@ -3,14 +3,17 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/dist"
 )
 
 // TestMeshesCompute: recomputation and bfloat16 on composed meshes have the losses of one rank.
@@ -136,4 +139,77 @@ func TestUnevenMeshes(t *testing.T) {
 		closeTo(t, name, l.losses, one.losses, 1e-4)
 	}
 
+}
+
+// TestSameCommandAgain: a pipeline divides the batch that it is given into passes, and the same
+// command goes on from its checkpoint.
+func TestSameCommandAgain(t *testing.T) {
+	c := layered(t, writeText(t, 20_000))
+	c.Warmup, c.LRFloor = 0, 1
+	one, err := run(t, 1, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, steps := range []int{2, 4} {
+		d, ranks := onMesh(t, c, "pp2")
+		d.Out, d.Steps = c.Out+"-again", steps
+		l, err := run(t, ranks, d, "batch", "steps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeTo(t, "losses", l.losses, one.losses, 1e-5)
+		if want := "a step stays 8 sequences on 1 × 2 ranks: --batch 8 becomes 1 a rank in each of 8 passes"; !slices.Contains(l.notices, want) || len(l.losses) != 2 {
+			t.Errorf("%d losses, notices %q", len(l.losses), l.notices)
+		}
+	}
+}
+
+// TestStopOnMesh: a signal that one rank of a stage gets stops all of them after the same step, with
+// a checkpoint that another mesh goes on from.
+func TestStopOnMesh(t *testing.T) {
+	c := layered(t, writeText(t, 20_000))
+	c.SaveEvery, c.EvalEvery, c.Steps, c.Warmup, c.LRFloor = 0, 0, 8, 0, 1
+	one, err := run(t, 1, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, ranks := onMesh(t, c, "pp2.tp2")
+	d.Out += "-stopped"
+	l, stop := newLog(), make(chan struct{})
+	l.onStep = func(step int) {
+		if step == 3 {
+			close(stop)
+		}
+	}
+	told := make([]error, ranks)
+	err = dist.Spawn(t.Context(), ranks, func(ctx context.Context, g *dist.Group) error {
+		if g.Rank() == 3 {
+			mine, cancel := context.WithCancel(ctx)
+			defer cancel()
+			go func() { <-stop; cancel() }()
+			ctx = mine
+		}
+		told[g.Rank()] = LM(ctx, g, d, nil, l)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, err := range told {
+		if !errors.Is(err, ErrStopped) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	at := len(l.losses)
+	if at < 3 || at > 7 {
+		t.Fatalf("stopped after step %d", at)
+	}
+	again, ranks := onMesh(t, c, "cp2")
+	again.Out = d.Out
+	rest, err := run(t, ranks, again)
+	if err != nil || rest.start.FirstStep != at {
+		t.Fatalf("%v, from step %d, stopped at %d", err, rest.start.FirstStep, at)
+	}
+	maps.Copy(rest.losses, l.losses)
+	closeTo(t, "losses", rest.losses, one.losses, 1e-5)
 }

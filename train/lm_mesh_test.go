@@ -4,8 +4,11 @@ package train
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/data"
 )
 
 // onMesh returns a run on a mesh such as "fsdp2.tp2", with the samples of a step of the run on
@@ -89,6 +92,10 @@ func TestMeshes(t *testing.T) {
 				}
 				if l.start.NumParams != one.start.NumParams {
 					t.Errorf("%d parameters, alone %d", l.start.NumParams, one.start.NumParams)
+				}
+				order, err := data.CheckOrder(filepath.Join(d.Out, data.OrderDir), data.CheckOptions{Steps: 6})
+				if err != nil || order.Err() != nil {
+					t.Errorf("the order of the samples: %v, %v", err, order.Err())
 				}
 				predicted, held := "predicted for the tensors of a rank", " of parameters, gradients and optimizer state a rank holds "
 				if d.PP > 1 {

@@ -86,19 +86,30 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 			return fail("--pp %d with the schedule %s has %d stages, and the model %d %s: a stage has one at least", c.PP, c.schedule(), stages, s.layers, plural(s.layers, "layer"))
 		}
 	}
-	if c.EP > 1 && s.experts < c.EP {
-		if s.experts == 0 {
-			return fail("--ep is %d, and the model has no experts to split: leave --ep out", c.EP)
-		}
+	if chunks := 2 * c.CP; c.CP > 1 && c.Context > 0 && c.Context < chunks {
+		return fail("--cp %d cuts a sequence into 2 × %d = %d chunks, and --context is %d: a chunk has one token at least", c.CP, c.CP, chunks, c.Context)
+	}
+	switch {
+	case c.EP <= 1:
+	case s.experts == 0:
+		return fail("--ep is %d, and the model has no experts to split: leave --ep out", c.EP)
+	case s.experts < c.EP:
 		return fail("--ep is %d, and the model has %d experts: a rank has one at least", c.EP, s.experts)
+	default:
+		if each := (s.experts + c.EP - 1) / c.EP; each*(c.EP-1) >= s.experts {
+			return fail("--ep is %d, and the model has %d experts: ⌈%d/%d⌉ = %d a rank leave the last rank none", c.EP, s.experts, s.experts, c.EP, each)
+		}
 	}
 	return nil
 }
 
 // splitConfig says how the model is split over the axes of the mesh. It has plans of its own for
 // tensor parallelism.
-func (c LMConfig) splitConfig() parallel.Config {
+func (r *lmRun) splitConfig() parallel.Config {
+	c := r.cfg
+	slow := func(s parallel.Straggler) { r.report.Notice(s.String()) }
 	return parallel.Config{
+		DDP:     []parallel.DDPOption{parallel.WithOnStraggler(slow)},
 		Context: parallel.ContextConfig{Attention: c.CPMethod},
 		Pipeline: parallel.PipelineConfig{
 			Schedule: c.schedule(), NumStages: c.Stages, Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, c.Batch, c.Context)},

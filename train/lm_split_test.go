@@ -20,6 +20,8 @@ func TestSplitMistakes(t *testing.T) {
 		"train lm: --cp-method is ring, and no sequence is split: give --cp":                                    func(c *LMConfig) { c.CPMethod = cpRing },
 		`train lm: --cp-method is "rings", want ring or heads`:                                                  func(c *LMConfig) { c.CP, c.CPMethod = 2, "rings" },
 		"train lm: --cp-method heads divides the 2 attention heads among --tp × --cp = 4 ranks: 2 % 4 = 2; use": func(c *LMConfig) { c.CP, c.CPMethod = 4, cpHeads },
+		"train lm: --cp 5 cuts a sequence into 2 × 5 = 10 chunks, and --context is 8: a chunk has one token":    func(c *LMConfig) { c.CP, c.Context = 5, 8 },
+		"train lm: --ep is 4, and the model has 6 experts: ⌈6/4⌉ = 2 a rank leave the last rank none":           func(c *LMConfig) { c.EP, c.Experts, c.Batch = 4, 6, 8 },
 		`there is no schedule "zbw", did you mean "zbv"?`:                                                       func(c *LMConfig) { c.PP, c.Schedule = 2, "zbw" },
 		"train lm: --pp 4 with --accumulate 2 and --batch 3: schedule: 1f1b for 4":                              func(c *LMConfig) { c.PP, c.Layers, c.Batch, c.Accumulate = 4, 4, 3, 2 },
 	} {

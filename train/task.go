@@ -40,7 +40,10 @@ type Task[B any] struct {
 	WeightsFile string
 
 	// Loss runs the model, as it is wrapped, on a batch and returns the mean
-	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y).
+	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y). Where
+	// ranks may share the classes or the sequence of a sample, call the loss as a module:
+	// c.CallN(&nn.CrossEntropyLoss{}, c.Call(model.(nn.Module), x), y)[0]. A pipeline
+	// calls Loss more than once for a batch, and may end the call by a panic.
 	Loss func(c *nn.Ctx, model any, batch B) *tensor.Tensor
 	// Blank makes a batch of the size of Feed's, whose values mean nothing. With it Run
 	// predicts before the first step how much memory a step takes: it calls Loss once on
