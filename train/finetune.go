@@ -329,7 +329,7 @@ func readCompanion(path string) ([]byte, error) {
 
 // adapt puts a LoRA beside the model's weights.
 func (r *lmRun) adapt() (err error) {
-	if r.cfg.FSDP > 1 { // while it is where it was, or whole
+	if r.cfg.FSDP > 1 || r.cfg.isComposed() { // while it is where it was, or whole
 		if err := r.keepBase(); err != nil {
 			return fmt.Errorf("train lm: %w", err)
 		}

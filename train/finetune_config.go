@@ -108,8 +108,10 @@ func (c LMConfig) validateTune() error {
 	if c.InitFrom == "" {
 		return fmt.Errorf("train lm: --lora needs --init-from: the model beside whose weights the matrices are trained")
 	}
-	if c.Merge && c.FSDP > 1 {
-		return fmt.Errorf("train lm: --merge puts the whole model on one rank, and --fsdp %d shards it: leave --merge out; eval and generate take the adapter as it is, and a run without --fsdp merges it (--init-from and --out of this one)", c.FSDP)
+	for _, axis := range []string{axisFSDP, axisPP} {
+		if n := *c.MeshConfig.size(axis); c.Merge && n > 1 {
+			return fmt.Errorf("train lm: --merge puts the whole model on one rank, and --%s %d shards it: leave --merge out; eval and generate take the adapter as it is, and a run without --%s merges it (--init-from and --out of this one)", axis, n, axis)
+		}
 	}
 	o := c.loraOptions(nil)
 	if len(o.Targets) == 0 {

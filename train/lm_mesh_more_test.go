@@ -75,13 +75,43 @@ func TestTuneOnMeshes(t *testing.T) {
 					t.Fatal(err)
 				}
 				closeTo(t, "losses", l.losses, one.losses, 1e-5)
-				d.LoRA = 2
-				d.Ranks = ranks
-				if err := check(t, d, given...); err == nil || !strings.Contains(err.Error(), "--lora trains matrices beside the weights, which the axis ") {
+				d.LoRA, d.Ranks = 2, ranks
+				if err := check(t, d, given...); (d.TP > 1 || d.EP > 1) && (err == nil || !strings.Contains(err.Error(), "--lora trains matrices beside the weights, which the axis ")) {
 					t.Errorf("--lora: %v", err)
 				}
 			})
 		}
+	}
+}
+
+// TestAdaptersOnMeshes: a LoRA is trained on stages and on parts of sequences as on one rank, and goes
+// on on another mesh.
+func TestAdaptersOnMeshes(t *testing.T) {
+	text := writeText(t, 20_000)
+	base := kindOn(t, "llama", text)
+	base.Layers, base.Steps = 2, 2
+	if _, err := run(t, 1, base); err != nil {
+		t.Fatal(err)
+	}
+	c := base
+	c.InitFrom, c.Out, c.Model, c.Steps, c.LoRA, c.Warmup, c.LRFloor = base.Out, base.Out+"-lora", "", 6, 2, 0, 1
+	c.Vocab, c.Width, c.Heads, c.Layers = 0, 0, 0, 0
+	given := []string{"init-from", "out", "steps", "batch", "context", "lr", "save-every", "eval-every", "eval-tokens", "lora", "warmup", "lr-floor"}
+	one, err := run(t, 1, c, given...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"pp2", "cp2", "pp2.fsdp2"} {
+		d, ranks := onMesh(t, c, name)
+		d.Out, d.Steps = c.Out+"-moved", 2*(i+1)
+		l, err := run(t, ranks, d, slices.DeleteFunc(slices.Clone(given), func(name string) bool { return name == "batch" })...)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		closeTo(t, name, l.losses, one.losses, 1e-5)
+	}
+	if _, err := Eval(t.Context(), c.Out+"-moved", EvalOptions{}, noNotice(t)); err != nil {
+		t.Error(err)
 	}
 }
 

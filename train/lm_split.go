@@ -48,9 +48,9 @@ func (c LMConfig) validateSplit() error {
 	case c.EP > 1 && c.Experts == 0 && c.InitFrom == "":
 		return fail("--ep is %d, and the model has no experts to split: give --experts, or leave --ep out", c.EP)
 	}
-	if c.LoRA > 0 {
-		if axis := c.composed(); axis != "" {
-			return fail("--lora trains matrices beside the weights, which the axis %s does not split: leave --%s out, and use --replicate and --fsdp", axis, axis)
+	for _, axis := range []string{axisTP, axisEP} {
+		if c.LoRA > 0 && *c.MeshConfig.size(axis) > 1 {
+			return fail("--lora trains matrices beside the weights, which the axis %s does not split: leave --%s out, and use other axes", axis, axis)
 		}
 	}
 	if _, err := schedule.New(c.schedule(), 1, 0, 1); err != nil {
