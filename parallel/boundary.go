@@ -263,6 +263,10 @@ func (t *tensorParallel) passOf(tape *tensor.Tape) *tensorPass {
 	}
 	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}, coming: map[crossing]func(i int) *tensor.Tensor{}}
 	t.passes[tape] = p
+	tape.BeforeBackward(func(context.Context) error {
+		p.there = nil // the backward pass frees what it has used
+		return nil
+	})
 	tape.OnClose(func() { delete(t.passes, tape) })
 	return p
 }

@@ -134,7 +134,6 @@
 //	pipeline_plan.go    a dry run: the calls of each stage, and the values that cross
 //	pipeline_stage.go   a pass over the model on a rank that has some of the stages
 //	pipeline_step.go    the actions of a schedule; pipeline_wire.go their messages
-//	expert_parallel.go  the axis ep: rows of tokens go to their experts
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	sparse.go           gradients by rows

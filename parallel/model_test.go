@@ -160,6 +160,9 @@ func difference(t *testing.T, got, want map[string][]float32) (worst float64, wh
 			scale = max(scale, abs(w[i]))
 			off = max(off, abs(g[i]-w[i]))
 		}
+		if off == 0 {
+			continue // of zeros
+		}
 		if rel := off / scale; rel > worst || rel != rel {
 			worst, where = rel, name
 		}
