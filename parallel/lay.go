@@ -29,13 +29,13 @@ type lay struct {
 // axis. It lives in a file of its own: tensor_parallel.go, pipeline.go, expert_parallel.go,
 // context_parallel.go. A Parallel has only the parts whose axes have two ranks or more.
 //
-// At set-up, Parallelize calls newTensorParallel and so on, with itself as it is so far. Then, in
-// the order tp, ep, cp, pp, it calls lay of each part. When all ranks have come to the same text
-// of the parts and of the lays, it calls join of each part, cuts the parameters, and makes the
-// engine, which sums gradients as the lays say.
+// At set-up, Parallelize makes the parts (newTensorParallel and so on). Then, in the order tp, ep,
+// cp, pp, it calls lay of each. When all ranks have come to the same text of the parts and of the
+// lays, it calls join of each part, cuts the parameters, and makes the engine, which sums gradients
+// as the lays say.
 //
-// In a pass, the parts step in as interceptors, outermost first: pp, cp, ep, tp. The engine is
-// innermost. So next of InterceptParam gives a part this rank's cut of the parameter, with what
+// In a pass, the parts step in as interceptors, outermost first: pp, cp, ep, tp. Then comes the
+// engine, and inside of it what a pipeline has there (split.inside). So next of InterceptParam gives a part this rank's cut of the parameter, with what
 // fsdp has gathered, and the tensor is the leaf of the gradient. The call of the model itself
 // is intercepted too (module == Parallel.Model): this is where a part cuts inputs, and where it
 // makes outputs whole in an evaluation (c.Training() is false).
@@ -79,16 +79,11 @@ type (
 	lossSharer interface {
 		sumLoss(ctx context.Context, loss *tensor.Tensor) (*tensor.Tensor, error)
 	}
-	// finisher sums gradients that the engine knows nothing of, such as those of tied
-	// parameters, after the engine's own sums.
-	finisher interface {
-		finish(ctx context.Context) error
-	}
+	// meter counts what it sends: sentBytes returns how many bytes this rank has given to others
+	// since the beginning, or would have given on tensor.Meta. [Predict] asks it before and after
+	// a pass.
+	meter interface{ sentBytes() int64 }
 )
-
-// meter counts what it sends: sentBytes returns how many bytes this rank has given to others since
-// the beginning, or would have given on tensor.Meta. [Predict] asks it before and after a pass.
-type meter interface{ sentBytes() int64 }
 
 // layOf returns how a parameter lies.
 func (p *Parallel) layOf(q *nn.Parameter) *lay { return p.lays[q] }
