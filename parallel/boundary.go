@@ -91,7 +91,9 @@ func (t *tensorParallel) cross(c *nn.Ctx, b boundary, x *tensor.Tensor) *tensor.
 		}
 		return y
 	}
-	pass.giveUp()
+	if !c.Recomputing() { // the backward pass is under way then, and has freed what it was done with
+		pass.giveUp()
+	}
 	whole := pass.wholeOf(c, b, x)
 	y := t.moved(c, b, x, whole, kinds[b.from].value(n), kinds[b.to].value(n))
 	if y == x {
@@ -191,7 +193,7 @@ func (t *tensorParallel) crossTokens(c *nn.Ctx, pass *tensorPass, b boundary, x 
 	}
 	pass.share(c, b, x.Dim(-1))
 	first, n := t.part(x.Dim(-1))
-	y, last := x.Narrow(-1, first, n), mesh.Shard(x.NumDims()-1)
+	y, last := x.Narrow(-1, first, n).Contiguous(), mesh.Shard(x.NumDims()-1)
 	t.giveAs(c, b.who, x, y, mesh.Replicate(), last, last, mesh.Replicate())
 	return y
 }

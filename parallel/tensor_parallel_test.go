@@ -340,6 +340,7 @@ var sharedCases = []sharedCase{
 	{name: "gpt, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, time: 8, vocab: 31, lost: true},
 	{name: "gpt, untied, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 33, Untied: true, Hidden: 33}), config: wholeSequence, ranks: []int{4}, time: 8, vocab: 33, lost: true},
 	{name: "gpt, recomputed", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2}, time: 8, vocab: 31, lost: true, around: recomputed},
+	{name: "gpt, untied, recomputed", build: tinyGPT(models.GPTConfig{Vocab: 31, Untied: true}), ranks: []int{2}, time: 8, vocab: 31, lost: true, around: recomputed},
 	{name: "gpt, bfloat16", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2}, time: 8, vocab: 31, lost: true, opts: autocast, off: 6e-2},
 	{name: "gpt, adapted", build: lora(tinyGPT(models.GPTConfig{Vocab: 31}), nn.LoRAOptions{Rank: 2, Targets: []string{"c_attn", "c_proj"}}), ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "gpt, adapted with dropout", build: lora(tinyGPT(models.GPTConfig{Vocab: 31}), nn.LoRAOptions{Rank: 2, Dropout: 0.1, Targets: []string{"c_attn"}}), ranks: []int{2}, time: 8, vocab: 31},
