@@ -75,7 +75,7 @@ func (l *sharedLoss) targetWeights() *tensor.Tensor {
 // ownWeights returns the weights of this rank's classes, [1, classes].
 func (l *sharedLoss) ownWeights(n int) *tensor.Tensor {
 	if l.weight == nil {
-		return tensor.On(l.part.LSE.Device()).Full(1, 1, n)
+		return tensor.On(l.part.Top.Device()).Full(1, 1, n)
 	}
 	return l.weight.Narrow(0, l.first, n).Reshape(1, n)
 }
@@ -83,7 +83,7 @@ func (l *sharedLoss) ownWeights(n int) *tensor.Tensor {
 // sumOfWeights returns the sum over all classes.
 func (l *sharedLoss) sumOfWeights() *tensor.Tensor {
 	if l.weight == nil {
-		return tensor.On(l.part.LSE.Device()).Full(float64(l.classes))
+		return tensor.On(l.part.Top.Device()).Full(float64(l.classes))
 	}
 	return l.weight.Sum()
 }
@@ -110,8 +110,8 @@ func (l *sharedLoss) reduce(c *nn.Ctx, x *tensor.Tensor, op dist.ReduceOp) *tens
 // rows returns the loss of each row, float32 [rows], 0 where it does not count.
 func (l *sharedLoss) rows(c *nn.Ctx, logits *tensor.Tensor) *tensor.Tensor {
 	p, n := l.part, logits.Dim(-1)
-	top := l.reduce(c, p.LSE.Clone(), dist.Max)
-	parts := []*tensor.Tensor{p.LSE.Sub(top).Exp(), p.Target}
+	top := l.reduce(c, p.Top.Clone(), dist.Max)
+	parts := []*tensor.Tensor{p.Sum.Mul(p.Top.Sub(top).Exp()), p.Target}
 	if l.smoothing > 0 {
 		spread := logits.Untracked().To(tensor.Float32).Reshape(-1, n)
 		if n == 0 {

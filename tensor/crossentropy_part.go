@@ -9,11 +9,11 @@ import (
 )
 
 // ClassPart is what one process knows of a cross-entropy whose classes several processes share:
-// each has the logits of some of the classes. Whoever makes them one takes, row by row, the
-// log-sum-exp of LSE over the processes and the sum of Target: the loss of the row is the
-// difference. Nothing here is recorded, and nothing belongs to a tape.
+// each has the logits of some of the classes. Whoever makes them one takes, row by row, the maximum
+// m of Top over the processes, the sum s of Sum·exp(Top - m), and the sum t of Target: the loss of
+// the row is m - t + log(s). Nothing here is recorded, and nothing belongs to a tape.
 type ClassPart struct {
-	LSE      *Tensor // float32 [rows]: the log-sum-exp of these classes
+	Top, Sum *Tensor // float32 [rows]: the largest of these logits, and the sum of exp(logit - Top)
 	Target   *Tensor // float32 [rows]: the logit of the target, 0 where another process has it, or it does not count
 	Counts   *Tensor // float32 [rows]: 1 for a row that counts, 0 for others
 	PerValid *Tensor // float64 of no dims: 1 / the number of rows that count
@@ -45,14 +45,14 @@ func NewClassPart(logits, targets *Tensor, first, numClasses int, ignore *int64)
 	absent := t.ids.LtScalar(float64(first)).LogicalOr(t.ids.GeScalar(float64(first + classes)))
 	here := Where(absent, scalarOf(t.ids, -1), t.ids.SubScalar(float64(first)))
 	p.ids = Where(skipped, scalarOf(t.ids, IgnoreIndex), here)
-	p.LSE = p.empty(Float32, t.rows)
+	p.Top, p.Sum = p.empty(Float32, t.rows), p.empty(Float32, t.rows)
 	if classes == 0 {
-		p.LSE.Fill(math.Inf(-1))
+		p.Top.Fill(math.Inf(-1))
+		p.Sum.Fill(0)
 		p.Target = p.Counts.MulScalar(0)
 		return p
 	}
-	loss := p.empty(Float32, t.rows)
-	fused(device.CrossEntropy{}, loss, p.LSE, p.logits, p.ids)
+	fused(device.MaxAndSumExp{}, p.Top, p.Sum, p.logits)
 	at := Where(p.ids.LtScalar(0), scalarOf(p.ids, 0), p.ids).Reshape(t.rows, 1)
 	taken := p.logits.gatherElems(1, at).Reshape(t.rows).To(Float32)
 	p.Target = Where(p.ids.LtScalar(0), scalarOf(taken, 0), taken)

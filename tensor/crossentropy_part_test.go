@@ -34,7 +34,7 @@ func TestClassParts(t *testing.T) {
 			p := NewClassPart(x.Narrow(1, cuts[i], cuts[i+1]-cuts[i]).Reshape(2, 3, cuts[i+1]-cuts[i]), targets, cuts[i], classes, nil)
 			parts = append(parts, p)
 			for r := range rows {
-				lse[r] += math.Exp(float64(p.LSE.Float32s()[r]))
+				lse[r] += float64(p.Sum.Float32s()[r]) * math.Exp(float64(p.Top.Float32s()[r]))
 				target[r] += float64(p.Target.Float32s()[r])
 			}
 		}

@@ -71,6 +71,7 @@ func (SoftmaxGrad) opName() string         { return "softmax grad" }
 func (LogSumExp) opName() string           { return "log sum exp" }
 func (ClassTargets) opName() string        { return "class targets" }
 func (CrossEntropy) opName() string        { return "cross entropy" }
+func (MaxAndSumExp) opName() string        { return "max and sum exp" }
 func (CrossEntropyGrad) opName() string    { return "cross entropy grad" }
 func (Probabilities) opName() string       { return "probabilities" }
 func (SwiGLU) opName() string              { return "swiglu" }
@@ -397,7 +398,11 @@ type ClassTargets struct {
 // int64 [rows].
 type CrossEntropy struct{}
 
-// CrossEntropyGrad is its gradient. A row with the id -100 gets zeros; another
+// MaxAndSumExp writes the maximum of each row and the sum of exp(x - maximum); of a row of minus
+// infinity the sum is 0. Arguments: w top and w sum [rows], x low [rows, cols].
+type MaxAndSumExp struct{}
+
+// CrossEntropyGrad is the gradient of [CrossEntropy]. A row with the id -100 gets zeros; another
 // negative id is a class that is not among these. Arguments: w dx low [rows, classes],
 // logits like dx, lse [rows], ids int64 [rows], g [rows].
 type CrossEntropyGrad struct{}

@@ -115,6 +115,15 @@ func CrossEntropyBF16(p *work.Pool, loss, lse []float32, logits []uint16, target
 	})
 }
 
+// MaxAndSumExpBF16 is [MaxAndSumExp] of logits of bfloat16.
+func MaxAndSumExpBF16(p *work.Pool, top, sum []float32, logits []uint16, rows, classes int) {
+	top, sum, logits = top[:rows], sum[:rows], logits[:rows*classes]
+	overRowsBF16(p, rows, classes, 1, func(lo, hi int, buf [][]float32) {
+		x := widenBF16(buf[0], logits, lo, hi, classes)
+		MaxAndSumExp(nil, top[lo:hi], sum[lo:hi], x, hi-lo, classes)
+	})
+}
+
 // CrossEntropyBackwardBF16 is [CrossEntropyBackward] of bfloat16.
 func CrossEntropyBackwardBF16(p *work.Pool, dlogits, logits []uint16, lse []float32, targets []int64, rowScale []float32, rows, classes int) {
 	n := rows * classes

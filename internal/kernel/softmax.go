@@ -95,6 +95,24 @@ func CrossEntropy(p *work.Pool, loss, lse, logits []float32, targets []int64, ro
 	})
 }
 
+// MaxAndSumExp computes, for each row of logits [rows, classes], the maximum, and the sum of
+// exp(x - maximum). Of a row of minus infinity the sum is 0.
+func MaxAndSumExp(p *work.Pool, top, sum, logits []float32, rows, classes int) {
+	top, sum, logits = top[:rows], sum[:rows], logits[:rows*classes]
+	f := vec().maxAndSumExp
+	if classes > maxRowElems {
+		f = vectorTables[portable].maxAndSumExp
+	}
+	overRows(p, rows, classes, func(lo, hi int) {
+		f(top[lo:hi], sum[lo:hi], logits[lo*classes:hi*classes], classes)
+		for r := lo; r < hi; r++ {
+			if math.IsInf(float64(top[r]), -1) {
+				sum[r] = 0
+			}
+		}
+	})
+}
+
 // CrossEntropyBackward computes dlogits = s·(softmax(logits) - onehot(target))
 // for each row [rows, classes], from the lse that [CrossEntropy] kept. The
 // scale s is rowScale[row], or rowScale[0] when it has one element. Rows whose

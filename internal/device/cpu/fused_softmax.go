@@ -31,6 +31,13 @@ func (c *CPU) softmax(op device.Op, a []device.Array) bool {
 			break
 		}
 		kernel.CrossEntropy(c.threads, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), rows, classes)
+	case device.MaxAndSumExp:
+		rows, classes := a[2].Shape[0], a[2].Shape[1]
+		if a[2].DType == device.BFloat16 {
+			kernel.MaxAndSumExpBF16(c.threads, a[0].Float32s(), a[1].Float32s(), device.Elems[uint16](a[2]), rows, classes)
+			break
+		}
+		kernel.MaxAndSumExp(c.threads, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), rows, classes)
 	case device.CrossEntropyGrad:
 		rows, classes := a[1].Shape[0], a[1].Shape[1]
 		if a[1].DType == device.BFloat16 {
