@@ -73,6 +73,12 @@ func TestStagesThatCannotBe(t *testing.T) {
 		_, err := Parallelize(ctx, k.model(), m, Config{})
 		return err
 	})
+	wantErrors(t, 2, "reads transformer.wte.weight, which stage 0 reads too, and the gradient of which is sparse: clear Sparse", func(ctx context.Context, m *mesh.Mesh) error {
+		model := gptTask(4, false).model()
+		nn.Parameters(model)[0].Sparse = true
+		_, err := Parallelize(ctx, model, m, Config{Pipeline: PipelineConfig{Example: k.example}})
+		return err
+	})
 	wantErrors(t, 2, "rank 0 has a pipeline of 2 stages by gpipe, which begin at [transformer.h.1] where rank 1 has a pipeline of 2 stages by gpipe, which begin at [transformer.h.2]", func(ctx context.Context, m *mesh.Mesh) error {
 		_, err := Parallelize(ctx, k.model(), m, Config{Pipeline: PipelineConfig{
 			Schedule: "gpipe", Starts: []string{fmt.Sprintf("transformer.h.%d", 1+m.Rank())}, Example: k.example,

@@ -235,12 +235,15 @@ func (s *pipePass) call(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn
 		x = s.away(x)
 	}
 	s.inside = true
+	tape := c.Tape() // to which an evaluation may have come in this call
+	mark := tape.Mark()
 	var y []*tensor.Tensor
 	if call.opaque && c.IsShapesOnly() {
-		y = metaOf(c.Tape(), x[:1])
+		y = metaOf(tape, x[:1])
 	} else {
 		y = next(c, x)
 	}
+	tape.FreeSince(mark, y...)
 	s.inside = false
 	s.see(n, call.out, y, true)
 	return y

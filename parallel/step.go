@@ -16,8 +16,9 @@ import (
 // pipeline.
 type Microbatch struct {
 	// Carrier makes the carrier of the pass: an nn.Training with this microbatch's generator.
-	// The strategy closes it. A pipeline calls Carrier once for each of its stages on this rank,
-	// and each time the generator must be in the same state.
+	// The strategy closes it. A pipeline calls Carrier and Loss once for each of its stages on this
+	// rank, and once before, up to the call of the model, for the shapes of its inputs. Each time
+	// the generator must be in the same state.
 	Carrier func(ctx context.Context) *nn.Ctx
 	// Loss calls the strategy and returns this microbatch's share of the loss of the step, a
 	// tensor of one element: a mean over the samples of the microbatch, divided by the number of
