@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/parallel"
@@ -29,20 +31,21 @@ const (
 
 func (c SplitConfig) schedule() string { return cmp.Or(c.Schedule, "1f1b") }
 
-// validateSplit reports settings of axes that the run does not have, and names that there
-// are not.
+// validateSplit reports names that there are not, and axes that a model without experts or an
+// adapter cannot have.
 func (c LMConfig) validateSplit() error {
 	fail := func(format string, args ...any) error { return fmt.Errorf("train lm: "+format, args...) }
 	if err := checkWholes("lm", []whole{{"stages", c.Stages, 0, mostRanks}}); err != nil {
 		return err
 	}
-	switch {
-	case c.PP <= 1 && c.Schedule != "":
-		return fail("--schedule is %s, and nothing is a pipeline: give --pp, or leave --schedule out", c.Schedule)
-	case c.PP <= 1 && c.Stages != 0:
-		return fail("--stages is %d, and nothing is a pipeline: give --pp, or leave --stages out", c.Stages)
-	case c.CP <= 1 && c.CPMethod != "":
-		return fail("--cp-method is %s, and no sequence is split: give --cp, or leave --cp-method out", c.CPMethod)
+	_, err := schedule.New(c.schedule(), 1, 0, 1)
+	switch unknown := (*schedule.NameError)(nil); {
+	case errors.As(err, &unknown):
+		hint := ""
+		if unknown.Nearest != "" {
+			hint = fmt.Sprintf("; did you mean %s?", unknown.Nearest)
+		}
+		return fail("--schedule is %q, want %s%s", c.Schedule, strings.Join(unknown.Known, ", "), hint)
 	case c.CPMethod != "" && c.CPMethod != cpRing && c.CPMethod != cpHeads:
 		return fail("--cp-method is %q, want ring or heads", c.CPMethod)
 	case c.EP > 1 && c.Experts == 0 && c.InitFrom == "":
@@ -53,9 +56,21 @@ func (c LMConfig) validateSplit() error {
 			return fail("--lora trains matrices beside the weights, which the axis %s does not split: leave --%s out, and use other axes", axis, axis)
 		}
 	}
-	if _, err := schedule.New(c.schedule(), 1, 0, 1); err != nil {
-		if unknown := (*schedule.NameError)(nil); errors.As(err, &unknown) {
-			return fail("--schedule: %w", err)
+	return nil
+}
+
+// checkUsed reports settings of axes that the run does not have.
+func (c LMConfig) checkUsed() error {
+	for _, s := range []struct {
+		name, value, axis string
+		unused            bool
+	}{
+		{"schedule", c.Schedule, axisPP, c.PP <= 1 && c.Schedule != ""},
+		{"stages", strconv.Itoa(c.Stages), axisPP, c.PP <= 1 && c.Stages != 0},
+		{"cp-method", c.CPMethod, axisCP, c.CP <= 1 && c.CPMethod != ""},
+	} {
+		if s.unused {
+			return fmt.Errorf("train lm: --%s is %s, and the run has no axis %s: give --%s, or leave --%s out", s.name, s.value, s.axis, s.axis, s.name)
 		}
 	}
 	return nil
@@ -137,8 +152,8 @@ func sizesOf(m models.CausalLM) modelSizes {
 func (r *lmRun) dividePasses() error {
 	c := &r.cfg
 	r.given = r.settings.Given()
-	if c.PP <= 1 {
-		return nil
+	if err := c.checkUsed(); err != nil || c.PP <= 1 {
+		return err
 	}
 	fits := func(passes int) error {
 		_, err := schedule.New(c.schedule(), c.PP, c.Stages, passes)
