@@ -139,7 +139,7 @@ func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
 	}
 	key := maskOf{c.Device(), window, past, time}
 	if m := s.masks[key]; m != nil {
-		return m
+		return c.Tape().Const(m)
 	}
 	var mask *tensor.Tensor
 	if window > 0 {
@@ -152,7 +152,7 @@ func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
 			c.Fail(errors.New("packed documents cannot be had with a cache of keys: leave WithDocuments out"))
 		}
 		s.wantTime(d, time)
-		rows := d.Dim(0)
+		rows, d := d.Dim(0), d.Untracked()
 		same := d.Reshape(rows, 1, time, 1).Eq(d.Reshape(rows, 1, 1, time))
 		if mask == nil {
 			mask = same
@@ -160,10 +160,10 @@ func (c *Ctx) attentionMask(window, past, time int) *tensor.Tensor {
 			mask = same.LogicalAnd(mask)
 		}
 	}
-	mask = c.Tape().Const(mask)
+	mask = mask.Untracked() // which outlives the call that asks for it first
 	if s.masks == nil {
 		s.masks = make(map[maskOf]*tensor.Tensor)
 	}
 	s.masks[key] = mask
-	return mask
+	return c.Tape().Const(mask)
 }
