@@ -26,7 +26,8 @@ type meshDraw struct {
 	Method       string  `json:",omitempty"` // of context parallelism: ring or heads
 	Sequence     bool    `json:",omitempty"` // tensor parallelism cuts the sequence between its modules
 	Embedding    string  `json:",omitempty"` // how it cuts the table of the tokens: vocabulary, width, or not
-	WholeLogits  bool    `json:",omitempty"` // it does not cut the head
+	WholeLogits  bool    `json:",omitempty"` // it gathers the logits
+	WholeHead    bool    `json:",omitempty"` // it does not cut the head, if that is not tied
 	Time         int     // tokens of a sequence
 	Mean         bool    `json:",omitempty"` // a microbatch's loss is the mean of its tokens' losses
 	BFloat16     bool    `json:",omitempty"` // computes in it
@@ -44,7 +45,7 @@ type meshDraw struct {
 
 // meshAxes are the axes that draws have. Each is one that Parallelize splits a model
 // over.
-var meshAxes = []string{"replicate", "fsdp"}
+var meshAxes = []string{"pp", "replicate", "fsdp", "ep", "cp", "tp"}
 
 // axisSize returns one axis of a mesh, which is 1 if it is left out.
 func axisSize(z *lawSizes, axis string) *int {
@@ -91,6 +92,7 @@ func drawMesh(seed uint64, axes []string) meshDraw {
 	d.Sizes = pick(r, allSizes(pick(r, 1, 2, 3, 4, 4, 6, 8, 8, 8), axes)...)
 	d.Passes = d.Sizes.PP*d.Sizes.CP*d.Sizes.TP == 1 && chance(r, 0.2)
 	d.Sequence, d.Embedding, d.WholeLogits = chance(r, 0.5), pick(r, "vocabulary", "vocabulary", "width", ""), chance(r, 0.2)
+	d.WholeHead = chance(r, 0.2)
 	d.Method = pick(r, "ring", "heads")
 	if d.Sizes.PP > 1 {
 		d.drawPipeline(r)
@@ -100,6 +102,15 @@ func drawMesh(seed uint64, axes []string) meshDraw {
 		d.Time = 2 + r.IntN(6)
 	}
 	d.Net = drawNet(r, d.Sizes, max(1, d.Stages))
+	if n := d.Sizes.TP; n > 1 {
+		d.Net.Vocabulary, d.Net.Width = max(d.Net.Vocabulary, 50), max(d.Net.Width, 8)
+		if d.Net.Width < n*n && d.Embedding == "width" {
+			d.Embedding = "vocabulary"
+		}
+		for i := 0; d.Sequence && !d.legal(d.Sizes) && i < 10; i++ {
+			d.Time += 2 * d.Sizes.CP
+		}
+	}
 	legal := slices.DeleteFunc(allSizes(pick(r, 1, 2, 4, 6, 8), axes), func(z lawSizes) bool { return !d.legal(z) })
 	d.Reloaded = allSizes(1, axes)[0]
 	if len(legal) > 0 {
@@ -153,7 +164,16 @@ func (d meshDraw) legal(z lawSizes) bool {
 	if z.PP > 1 && d.Sizes.PP == 1 || !d.fits(z) { // batches of unlike shapes, and no schedule
 		return false
 	}
-	if z.CP > 1 && d.Net.Dropout > 0 {
+	if z.CP > 1 && slices.ContainsFunc(d.Net.Blocks, func(b netBlockDraw) bool { return b.Options.Capacity > 0 }) {
+		return false // a capacity counts whole sequences
+	}
+	if t := d.Time / z.CP; d.Sequence && z.TP > 1 && (t+z.TP-1)/z.TP*(z.TP-1)+2 > t {
+		return false // the types want two tokens a rank: one token may be a dim that is not cut
+	}
+	if n := d.Net.Vocabulary; (n+z.TP-1)/z.TP*(z.TP-1) >= n || d.Net.Width < z.TP*z.TP && d.Embedding == "width" {
+		return false // a rank would have no row
+	}
+	if z.EP > 1 && !slices.ContainsFunc(d.Net.Blocks, func(b netBlockDraw) bool { return b.Experts > 0 }) {
 		return false
 	}
 	for _, b := range d.Net.Blocks {
@@ -191,7 +211,7 @@ func (d meshDraw) simpler() []meshDraw {
 		if e.Sizes.PP == 1 {
 			e.Schedule, e.Stages = "", 0
 		}
-		if e.String() != d.String() && len(e.Net.Blocks) > 0 && e.fits(e.Sizes) {
+		if e.String() != d.String() && len(e.Net.Blocks) > 0 && e.fits(e.Sizes) && e.legal(e.Sizes) {
 			out = append(out, e)
 		}
 	}
@@ -209,7 +229,8 @@ func (d meshDraw) simpler() []meshDraw {
 	add(func(d *meshDraw) { d.Schedule = "1f1b" })
 	add(func(d *meshDraw) { d.Sequence = false })
 	add(func(d *meshDraw) { d.Embedding = "" })
-	add(func(d *meshDraw) { d.WholeLogits = true })
+	add(func(d *meshDraw) { d.WholeHead = false })
+	add(func(d *meshDraw) { d.WholeLogits = false })
 	add(func(d *meshDraw) { d.Method = "ring" })
 	add(func(d *meshDraw) { d.Time = 2 * d.Sizes.CP })
 	add(func(d *meshDraw) { d.Microbatches = d.Sizes.PP })
@@ -233,6 +254,7 @@ func (d meshDraw) simpler() []meshDraw {
 	add(func(d *meshDraw) { d.Net.Outside = false })
 	add(func(d *meshDraw) { d.Net.Positions, d.Net.Outside = "", false })
 	add(func(d *meshDraw) { d.Net.Vocabulary = 16 })
+	add(func(d *meshDraw) { d.Net.Vocabulary = 50 })
 	add(func(d *meshDraw) { d.Net.Width = 8 })
 	for i := range d.Net.Frozen {
 		add(func(d *meshDraw) { d.Net.Frozen = slices.Delete(d.Net.Frozen, i, i+1) })

@@ -61,7 +61,7 @@ func drawNet(r *rand.Rand, z lawSizes, numStages int) netDraw {
 		n.Width = min(n.Width, 8)
 	}
 	n.Outside = n.Positions == "rotary" && chance(r, 0.5)
-	if z.CP <= 1 && chance(r, 0.2) {
+	if chance(r, 0.2) {
 		n.Dropout = 0.1
 	}
 	for range max(numStages, 1+r.IntN(3)) {
@@ -101,13 +101,10 @@ func (b *netBlockDraw) drawExperts(r *rand.Rand, z lawSizes) {
 		Sigmoid: chance(r, 0.4), Unnormalized: b.Active == 1 || chance(r, 0.3), Scale: pick(r, 0, 0, 1.5),
 		Balance: pick(r, 0, 0.02), Z: pick(r, 0, 0, 0.01), BiasStep: pick(r, 0, 0, 0.05), Capacity: pick(r, 0, 0, 0, 1.0, 1.5),
 	}
-	if !stepAddsLosses {
-		b.Options.Balance, b.Options.Z, b.Options.BiasStep = 0, 0, 0
+	if z.CP > 1 {
+		b.Options.Capacity = 0 // it counts whole sequences
 	}
 }
-
-// stepAddsLosses says whether Strategy.Step knows of the losses that modules add.
-const stepAddsLosses = false
 
 // hasUnits says whether a batch's tokens are chosen and counted together.
 func (b netBlockDraw) hasUnits() bool {
@@ -120,7 +117,7 @@ const maxTime = 48
 // build makes the model with values that its seed decides.
 func (n netDraw) build(seed int64) *lawNet {
 	b := &nn.Build{Generator: tensor.NewGenerator(seed)}
-	l := &lawNet{draw: n, Tokens: nn.NewEmbedding(b, n.Vocabulary, n.Width)}
+	l := &lawNet{draw: n, Tokens: &nn.Embedding{Weight: b.Normal(1.5/math.Sqrt(float64(n.Width)), n.Vocabulary, n.Width)}} // logits of about 1
 	if n.Positions == "learned" {
 		l.Places = nn.NewEmbedding(b, maxTime, n.Width)
 	}
@@ -184,9 +181,9 @@ func (d meshDraw) plan() string {
 	rule := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	n := d.Net
 	switch {
-	case d.Embedding == "vocabulary" || n.Tied && !d.WholeLogits:
+	case d.Embedding == "vocabulary" || n.Tied:
 		rule("tokens: vocabulary")
-	case d.Embedding == "width" && !n.Tied:
+	case d.Embedding == "width":
 		rule("tokens: width")
 	default:
 		rule("tokens: sequence")
@@ -204,7 +201,7 @@ func (d meshDraw) plan() string {
 				rule(at+"attention.query: column in %d", k.Heads)
 				rule(at+"attention.key: column in %d\n"+at+"attention.value: column in %d", k.KeyHeads, k.KeyHeads)
 			}
-			rule(at + "attention.out: row")
+			rule(at + "attention.core: heads\n" + at + "attention.out: row")
 		}
 		rule(at + "norm2: sequence")
 		if k.Experts == 0 {
@@ -212,18 +209,34 @@ func (d meshDraw) plan() string {
 			if k.Gated {
 				rule(at + "dense.gate: column")
 			}
+		} else {
+			d.planExperts(k, at+"mixture", rule)
 		}
 		if n.Dropout > 0 {
 			rule(at + "drop: sequence")
 		}
 	}
 	rule("norm: sequence")
-	if d.WholeLogits {
+	if d.WholeHead && !n.Tied {
 		rule("head: input from sequence to replicate")
 	} else {
 		rule("head: column\n.: logits")
 	}
 	return b.String()
+}
+
+// planExperts is how tensor parallelism cuts a mixture of experts.
+func (d meshDraw) planExperts(k netBlockDraw, at string, rule func(format string, args ...any)) {
+	rule(at + ": input to replicate")
+	rule(at + ": output from replicate to sequence")
+	rule(at + ".experts: experts")
+	if k.Shared {
+		rule(at + ".shared_expert.up: column from replicate")
+		rule(at + ".shared_expert.down: row to replicate")
+		if k.Gated {
+			rule(at + ".shared_expert.gate: column from replicate")
+		}
+	}
 }
 
 // order is which blocks are called.
@@ -240,7 +253,7 @@ type netBlock struct {
 	Attention *netAttention // nil for none
 	Norm2     nn.Module
 	Dense     *netDense   // nil for experts
-	MoE       *nn.MoE     // nil for none
+	Mixture   *nn.MoE     // nil for none
 	Drop      *nn.Dropout // nil for none
 }
 
@@ -251,7 +264,7 @@ func newNetBlock(b *nn.Build, n netDraw, d netBlockDraw) *netBlock {
 		k.Attention = newNetAttention(b, n, d)
 	}
 	if k.Norm2 = n.norm(b); d.Experts > 0 {
-		k.MoE = newNetMoE(b, n, d)
+		k.Mixture = newNetMoE(b, n, d)
 	} else {
 		k.Dense = newNetDense(b, n, d)
 	}
@@ -269,8 +282,8 @@ func (k *netBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 		x = x.Add(c.CallN(k.Attention, append([]*tensor.Tensor{h}, in[1:]...)...)[0])
 	}
 	y := c.Call(k.Norm2, x)
-	if k.MoE != nil {
-		y = c.Call(k.MoE, y)
+	if k.Mixture != nil {
+		y = c.Call(k.Mixture, y)
 	} else {
 		y = c.Call(k.Dense, y)
 	}
@@ -350,7 +363,7 @@ func anglesOf(c *nn.Ctx, time, dim int) (cos, sin *tensor.Tensor) {
 		frequencies[i] = float32(math.Pow(100, -float64(i)/float64(len(frequencies))))
 	}
 	at := c.Positions(time).To(tensor.Float32).Unsqueeze(-1).Unsqueeze(-1)
-	angles := at.Mul(c.Tape().Const(tensor.FromFloat32(frequencies, len(frequencies))))
+	angles := at.Mul(c.Tape().Const(tensor.FromFloat32(frequencies, len(frequencies)).ToDevice(c.Device())))
 	return angles.Cos(), angles.Sin()
 }
 
@@ -406,8 +419,8 @@ type closest struct {
 func closestOf(l *lawNet) *closest {
 	t := &closest{routers: make(map[any]*nn.MoE), gap: 1}
 	for _, k := range l.Blocks {
-		if k.MoE != nil {
-			t.routers[k.MoE.Gate] = k.MoE
+		if k.Mixture != nil {
+			t.routers[k.Mixture.Gate] = k.Mixture
 		}
 	}
 	return t
@@ -473,11 +486,15 @@ type netBatch struct {
 func (d meshDraw) batches(r *rand.Rand) [][]netBatch {
 	out := make([][]netBatch, d.Microbatches)
 	rows, time := 1+r.IntN(2), d.Time
+	more := 0
+	if d.Sequence && d.Sizes.TP*d.Reloaded.TP > 1 {
+		rows, more = 2, 1
+	}
 	for i := range out {
 		for range numSamples(d.Sizes) {
 			b := netBatch{lawBatch: lawBatch{rows: rows, time: time}, seed: r.Int64()}
 			if d.Sizes.PP <= 1 {
-				b.rows = 1 + r.IntN(2)
+				b.rows = 1 + more + r.IntN(2)
 			}
 			share := pick(r, 0, 0.3, 0.7, 1)
 			if d.Mean {

@@ -64,9 +64,6 @@ func TestGradientsBelowExperts(t *testing.T) {
 // TestRoutingBias: pytorch/torchtitan log #4154. The bias of the routing was moved by one rank's tokens, or
 // reached the weights.
 func TestRoutingBias(t *testing.T) {
-	if !stepAddsLosses {
-		t.Skip("Strategy.Step adds no losses")
-	}
 	d := usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Sigmoid: true, BiasStep: 0.05} })
 	d.Microbatches, d.File = 3, true
 	onMeshes(t, slices.Concat(expertMeshes, []lawSizes{{FSDP: 2}, {TP: 2}}), d)
@@ -85,9 +82,6 @@ func TestExpertsOnCutSequence(t *testing.T) {
 // TestAuxiliaryLossTimesRanks: NVIDIA/Megatron-LM log #5047. The losses that balance experts were scaled by
 // the ranks of tp.
 func TestAuxiliaryLossTimesRanks(t *testing.T) {
-	if !stepAddsLosses {
-		t.Skip("Strategy.Step adds no losses")
-	}
 	d := usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Balance: 0.1, Z: 0.05} })
 	more := d
 	more.Microbatches, more.Sequence = 3, true
