@@ -286,7 +286,7 @@ func roundingOf(want outcome, share float64, terms func() (map[string]float64, e
 		}
 	}
 	for name := range r.grads { // some gradients are zero but for rounding
-		r.grads[name] = max(share*r.grads[name], 1e-6*largest)
+		r.grads[name] = max(share*r.grads[name], share/2*largest)
 	}
 	r.state = make(map[string]float64)
 	for variant := 1; variant <= 4; variant++ {
