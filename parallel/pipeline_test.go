@@ -196,13 +196,13 @@ func encoderTask(layers int) pipeTask {
 // onPipeline runs fn on the ranks of a pipeline.
 func onPipeline(t *testing.T, k pipeTask, ranks int, config PipelineConfig, fn func(ctx context.Context, p *Parallel) error) error {
 	t.Helper()
+	if config.Example == nil {
+		config.Example = k.example
+	}
 	return spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
 		m, err := mesh.New(ctx, g, mesh.Axis{Name: pipelineAxis})
 		if err != nil {
 			return err
-		}
-		if config.Example == nil {
-			config.Example = k.example
 		}
 		p, err := Parallelize(ctx, k.model(), m, Config{Pipeline: config})
 		if err != nil {
