@@ -4,9 +4,7 @@ package parallel
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"slices"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -261,26 +259,9 @@ func (p *contextParallel) sameSamples(c *nn.Ctx, pass *contextPass, x []*tensor.
 	if p.alike || !c.Training() || x[0].Device() == tensor.Meta {
 		return nil
 	}
-	digest := crc32.NewIEEE()
-	for _, t := range append(slices.Clone(x), pass.documents) {
-		if t != nil {
-			_, _ = fmt.Fprint(digest, t.DType(), t.Shape())
-			if t.DType() == tensor.Int64 {
-				_ = binary.Write(digest, binary.LittleEndian, t.Int64s())
-			} else {
-				_ = binary.Write(digest, binary.LittleEndian, t.To(tensor.Float32).Float32s())
-			}
-		}
-	}
-	all := tensor.New(tensor.CPU(), tensor.Int64, p.group.Size())
-	if err := p.group.AllGather(c, all, tensor.FromInt64([]int64{int64(digest.Sum32())}, 1)); err != nil {
-		return fmt.Errorf("context parallelism: compare the samples of %s: %w", countRanks(p.group.Size()), err)
-	}
-	digests := all.Int64s()
-	for r, d := range digests {
-		if d != digests[0] {
-			return fmt.Errorf("context parallelism: rank %d of axis %q has other samples than rank 0: its ranks share each sequence, and take the same samples", r, contextAxis)
-		}
+	err := compareSamples(c, p.group, append(slices.Clone(x), pass.documents))
+	if err != nil {
+		return fmt.Errorf("context parallelism: axis %s: %w", contextAxis, err)
 	}
 	p.alike = true
 	return nil

@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
@@ -142,4 +143,36 @@ func gather(ctx context.Context, group *dist.Group, mine []int64) ([][]int64, er
 		return nil, err
 	}
 	return slices.Collect(slices.Chunk(all.Int64s(), len(mine))), nil
+}
+
+// compareSamples returns the same error on all ranks of a group, which share the work on the same
+// samples, if one of them has others than rank 0. The samples are the inputs of a model.
+func compareSamples(ctx context.Context, group *dist.Group, x []*tensor.Tensor) error {
+	digests, err := gather(ctx, group, []int64{int64(digestOf(x))})
+	if err != nil {
+		return fmt.Errorf("compare the samples of %s: %w", countRanks(group.Size()), err)
+	}
+	for r, d := range digests {
+		if d[0] != digests[0][0] {
+			return fmt.Errorf("rank %d has other samples than rank 0: these ranks share the work on the same samples; parallel.Sampler says which samples a rank takes", r)
+		}
+	}
+	return nil
+}
+
+// digestOf returns a checksum of tensors, of which some may be nil.
+func digestOf(x []*tensor.Tensor) uint32 {
+	digest := crc32.NewIEEE()
+	for _, t := range x {
+		if t == nil {
+			continue
+		}
+		_, _ = fmt.Fprint(digest, t.DType(), t.Shape())
+		if t = t.Untracked(); t.DType() == tensor.Int64 {
+			_ = binary.Write(digest, binary.LittleEndian, t.Int64s())
+		} else {
+			_ = binary.Write(digest, binary.LittleEndian, t.To(tensor.Float32).Float32s())
+		}
+	}
+	return digest.Sum32()
 }

@@ -170,7 +170,6 @@ var untyped = map[string]string{
 	"firstDifference": "a description of the model, which is compared",
 	"gather":          "checksums, which are compared",
 	"agree":           "what the ranks have called, which is compared",
-	"sameSamples":     "checksums of the samples, which are compared",
 	"measure":         "where the stages begin: rank 0 has measured it",
 	"spread":          "the results of a pass without gradients, of which only one stage has any",
 	"total":           "the loss that is reported, of which only the last stage has any",

@@ -43,15 +43,16 @@ type Parallel struct {
 	// in the Parallel.
 	Model any `name:""`
 
-	mesh   *mesh.Mesh
-	all    ranks                  // of the mesh
-	pass   *mesh.Mesh             // without pp: the ranks that run a pass together
-	engine engine                 `name:"-"`
-	parts  []splitter             `name:"-"` // outermost first
-	lays   map[*nn.Parameter]*lay `name:"-"`
-	split  *split                 `name:"-"`
-	config Config                 `name:"-"`
-	pipe   *pipeline              `name:"-"` // nil without an axis pp
+	mesh    *mesh.Mesh
+	all     ranks                  // of the mesh
+	pass    *mesh.Mesh             // without pp: the ranks that run a pass together
+	engine  engine                 `name:"-"`
+	parts   []splitter             `name:"-"` // outermost first
+	lays    map[*nn.Parameter]*lay `name:"-"`
+	split   *split                 `name:"-"`
+	config  Config                 `name:"-"`
+	stepped bool                   // a step has been done
+	pipe    *pipeline              `name:"-"` // nil without an axis pp
 
 	// Of parameters on tensor.Meta: what they are as a whole.
 	origins map[*nn.Parameter]*tensor.Tensor `name:"-"`
@@ -409,6 +410,11 @@ func (p *Parallel) reduce(ctx context.Context) error { return p.engine.reduce(ct
 // Step runs the passes of a step: one after the other, or as the schedule of the pipeline says.
 // The loss is that of this rank's samples, without what modules have added by nn.Ctx.AddLoss.
 func (p *Parallel) Step(ctx context.Context, microbatches []Microbatch) (loss *tensor.Tensor, err error) {
+	if !p.stepped {
+		if err := p.sameNumber(ctx, len(microbatches)); err != nil {
+			return nil, err
+		}
+	}
 	run := func(ctx context.Context, microbatches []Microbatch) (*tensor.Tensor, error) {
 		_, shards := p.engine.(*FSDP)
 		return runPasses(ctx, p, microbatches, !shards, p.within)
@@ -425,9 +431,32 @@ func (p *Parallel) Step(ctx context.Context, microbatches []Microbatch) (loss *t
 		}
 	}
 	if err == nil {
+		p.stepped = true
 		err = balanceExperts(ctx, p.Model, p.mesh.World())
 	}
 	return loss, err
+}
+
+// sameNumber returns the same error on all ranks if ranks that communicate within passes have
+// other numbers of passes in a step. Those of replicas may differ, and stages have their own check.
+func (p *Parallel) sameNumber(ctx context.Context, n int) error {
+	mine := []int64{int64(n)}
+	for i, a := range p.mesh.Axes() {
+		if a.Name == pipelineAxis || a.Name == replicateAxis {
+			mine = append(mine, int64(p.mesh.Coordinate()[i]))
+		}
+	}
+	all, err := gather(ctx, p.mesh.World(), mine)
+	if err != nil {
+		return fmt.Errorf("parallel: compare the numbers of microbatches: %w", err)
+	}
+	for i, a := range all {
+		first := slices.IndexFunc(all, func(b []int64) bool { return slices.Equal(a[1:], b[1:]) })
+		if a[0] != all[first][0] {
+			return fmt.Errorf("parallel: rank %d has %d microbatches in the first step, and rank %d has %d: give ranks that differ on fsdp, ep, cp or tp the same number", i, a[0], first, all[first][0])
+		}
+	}
+	return nil
 }
 
 // ClipGradNorm adds up the squares of this rank's part of each gradient, and sums them over all

@@ -83,15 +83,22 @@ func (r *pipelineRoot) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, 
 		return next(c, x)
 	}
 	if q.probe != nil {
+		if !c.Training() {
+			c.Fail(stageError(-1, "Microbatch.Loss has called the model in an evaluation, which the ranks of other stages may not take part in: evaluate outside of Strategy.Step"))
+		}
 		plan, text, err := q.planOf(c, x, next, q.probe.dry)
 		if err != nil {
 			c.Fail(err)
 		}
-		q.probe.plan, q.probe.text = plan, text
+		if q.probe.plan, q.probe.text = plan, text; !q.stepped && !q.probe.dry {
+			q.probe.text += fmt.Sprintf(", samples %08x", digestOf(x))
+		}
 		c.Stop()
 	}
 	s := q.pass
 	switch {
+	case s != nil && !c.Training():
+		c.Fail(stageError(s.stage, "Microbatch.Loss has called the model in an evaluation, which the ranks of other stages do not take part in: evaluate outside of Strategy.Step"))
 	case s == nil && c.Training():
 		c.Fail(stageError(-1, "the model was called in a training pass outside of Strategy.Step, which runs the passes of a pipeline: train by Step"))
 	case s == nil:

@@ -59,6 +59,7 @@ type tensorParallel struct {
 
 	passes map[*tensor.Tape]*tensorPass
 	sent   traffic
+	alike  bool // the ranks were found to take the same samples
 }
 
 // role is what a plan has in mind for a module.
@@ -227,6 +228,9 @@ func (t *tensorParallel) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor
 
 // enter begins a call of the model: its inputs say how long sequences are.
 func (t *tensorParallel) enter(c *nn.Ctx, x []*tensor.Tensor) {
+	if err := t.sameSamples(c, x); err != nil {
+		c.Fail(err)
+	}
 	if t.now(c, kindSequence) != kindSequence {
 		return
 	}
@@ -240,6 +244,19 @@ func (t *tensorParallel) enter(c *nn.Ctx, x []*tensor.Tensor) {
 			pass.note(in.Dim(-2))
 		}
 	}
+}
+
+// sameSamples compares the inputs of the first training pass with those of the other ranks.
+func (t *tensorParallel) sameSamples(c *nn.Ctx, x []*tensor.Tensor) error {
+	meta := func(in *tensor.Tensor) bool { return in != nil && in.Device() == tensor.Meta }
+	if t.alike || !c.Training() || slices.ContainsFunc(x, meta) {
+		return nil
+	}
+	if err := compareSamples(c, t.mesh.World(), x); err != nil {
+		return fmt.Errorf("tensor parallel: axis %s: %w", tensorAxis, err)
+	}
+	t.alike = true
+	return nil
 }
 
 // call runs a module in its style.
