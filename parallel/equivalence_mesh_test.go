@@ -167,7 +167,7 @@ func TestEquivalenceOfMeshes(t *testing.T) {
 
 // aloneKey is what one rank's training depends on.
 func (d meshDraw) aloneKey() string {
-	return fmt.Sprint(d.Seed, numSamples(d.Sizes), d.Microbatches, d.Time, d.Net, d.Sizes.PP > 1, d.BFloat16, d.Steps)
+	return fmt.Sprint(d.Seed, d.Sequence && d.Sizes.TP > 1, numSamples(d.Sizes), d.Microbatches, d.Time, d.Net, d.Sizes.PP > 1, d.BFloat16, d.Steps)
 }
 
 // closeLosses compares what two trainings gave, and returns by how much losses differ.
@@ -182,7 +182,16 @@ func (d meshDraw) closeLosses(got, want outcome) (worst float64, err error) {
 			return worst, fmt.Errorf("step %d: the loss is %v, want %v", i, got.losses[i], want.losses[i])
 		}
 	}
-	return worst, closeParts("gradient of ", got.grads, want.grads, gradients, nil)
+	largest, least := 0.0, make(map[string]float64)
+	for _, g := range want.grads {
+		for _, e := range g.elements {
+			largest = max(largest, math.Abs(e))
+		}
+	}
+	for name := range want.grads { // some are zero but for rounding
+		least[name] = limit / 10 * largest
+	}
+	return worst, closeParts("gradient of ", got.grads, want.grads, gradients, least)
 }
 
 // allAxes are the axes of a mesh, outermost first.

@@ -96,6 +96,9 @@ func drawMesh(seed uint64, axes []string) meshDraw {
 	d.Method = pick(r, "ring", "heads")
 	if d.Sizes.PP > 1 {
 		d.drawPipeline(r)
+		if d.Embedding == "width" {
+			d.Embedding = "vocabulary" // the dry run does not know how wide the whole is
+		}
 	}
 	d.Time = 2 * d.Sizes.CP * (1 + r.IntN(3))
 	if d.Sizes.CP == 1 {

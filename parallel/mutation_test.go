@@ -349,6 +349,9 @@ func mutantDraws() []disturbed {
 // numbers of tokens.
 func mutantNet(z lawSizes) meshDraw {
 	d := usualNet()
+	if z.EP > 1 {
+		d = usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Balance: 0.1, BiasStep: 0.05} })
+	}
 	d.Seed, d.Sizes, d.Microbatches, d.MaxNorm, d.Evaluate, d.Sequence, d.Net.Tied = 2, z, 3, 0.1, true, true, true
 	if z.CP > 1 && z.TP == 1 {
 		d.Method = "heads"

@@ -17,7 +17,7 @@ func usualNet() meshDraw {
 	return meshDraw{
 		Seed: 3, Microbatches: 1, Time: 8, Optimizer: "sgd", Sizes: one, Reloaded: one, Embedding: "vocabulary", Method: "ring",
 		Net: netDraw{
-			Vocabulary: 11, Width: 6, Positions: "rotary",
+			Vocabulary: 50, Width: 6, Positions: "rotary",
 			Blocks: []netBlockDraw{{Heads: 4, KeyHeads: 4, HeadDim: 2, Hidden: 8}, {Heads: 4, KeyHeads: 4, HeadDim: 4, Hidden: 4, Gated: true}},
 		},
 	}
@@ -76,7 +76,7 @@ func TestBiasTimesTensorRanks(t *testing.T) {
 func TestStridedShardsLoseElements(t *testing.T) {
 	d := usualNet()
 	d.Net.Vocabulary, d.Net.Width, d.Net.Positions = 1009, 5, "learned"
-	d.Net.Blocks[0].Packed, d.Net.Blocks[1].Hidden, d.File = true, 12, true
+	d.Net.Blocks[0].Packed, d.Net.Blocks[0].HeadDim, d.Net.Blocks[1].Hidden, d.File = true, 6, 12, true
 	d.Net.Tied = true
 	onMeshes(t, []lawSizes{{FSDP: 2, TP: 2}, {FSDP: 3, TP: 2}, {FSDP: 2, TP: 4}, {Replicate: 2, FSDP: 2, TP: 2}}, d)
 }
