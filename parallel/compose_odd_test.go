@@ -125,6 +125,74 @@ func TestOddModelsComposed(t *testing.T) {
 	}
 }
 
+// halfTied is a model whose head reads the table of the tokens, without a gradient or with one. No
+// gradient ever comes to Idle, which both ends read.
+type halfTied struct {
+	Table  *nn.Embedding
+	Idle   *nn.Parameter
+	Layers []*nn.Linear
+	Head   *halfTiedHead
+}
+
+type halfTiedHead struct {
+	Weight, Idle *nn.Parameter
+	detach       bool
+}
+
+func (m *halfTied) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	x := c.Call(&halfTiedIdle{m.Idle}, c.Call(m.Table, ids))
+	for _, l := range m.Layers {
+		x = c.Call(l, x).Tanh()
+	}
+	return c.Call(m.Head, x)
+}
+
+type halfTiedIdle struct{ Idle *nn.Parameter }
+
+func (m *halfTiedIdle) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return x.Add(c.Param(m.Idle).Detach())
+}
+
+func (h *halfTiedHead) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	w := c.Param(h.Weight)
+	if h.detach {
+		w = w.Detach()
+	}
+	return tensor.Linear(x.Add(c.Param(h.Idle).Detach()), w, nil)
+}
+
+// TestTiedWithoutGradient: a parameter that stages share has its gradient where only one of them
+// brings any, step after step, and none where none of them does.
+func TestTiedWithoutGradient(t *testing.T) {
+	for _, detach := range []bool{false, true} {
+		m := composedModel{name: "half tied", build: func(b *nn.Build) nn.Module {
+			idle := b.Uniform(1, 12)
+			h := &halfTied{Table: nn.NewEmbedding(b, composedVocab, 12), Idle: idle}
+			for range 4 {
+				h.Layers = append(h.Layers, nn.NewLinear(b, 12, 12))
+			}
+			h.Head = &halfTiedHead{h.Table.Weight, idle, detach}
+			return h
+		}}
+		for _, sizes := range []Sizes{{PP: 2, Replicate: 1, FSDP: 1}, {PP: 2, Replicate: 2, FSDP: 1}, {PP: 2, Replicate: 1, FSDP: 2}} {
+			want := m.alone(t, sizes.Replicate*sizes.FSDP)
+			err := spawn(t, sizes.product(), func(ctx context.Context, g *dist.Group) error {
+				run, err := m.split(ctx, g, sizes, Config{}, false)
+				if err != nil {
+					return err
+				}
+				if run.grads["idle"] != nil && want.grads["idle"] == nil {
+					return fmt.Errorf("idle has the gradient %v", run.grads["idle"])
+				}
+				return run.difference(t, want)
+			})
+			if err != nil {
+				t.Errorf("detached %v, %+v: %v", detach, sizes, err)
+			}
+		}
+	}
+}
+
 // TestGeneratesComposed: with a cache of keys, the model gives what it gives on one rank, on every mesh.
 func TestGeneratesComposed(t *testing.T) {
 	const n = 2

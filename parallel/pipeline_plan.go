@@ -206,6 +206,7 @@ func (pl *planner) use(t *tensor.Tensor, call int, what string) *pipeValue {
 	if v.seen < 0 {
 		v.seen, v.what = call, what
 	}
+	v.grad = v.grad || t.NeedsGrad() // which was not known when an operation between calls made it
 	if pl.stage > v.born && !slices.Contains(v.uses, pl.stage) {
 		v.uses = append(v.uses, pl.stage)
 	}

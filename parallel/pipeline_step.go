@@ -373,17 +373,22 @@ func (q *pipeline) finish(ctx context.Context) error {
 	return nil
 }
 
-// sumTied gives each holder the sum of the gradients of all.
+// sumTied gives each holder the sum of the gradients of all. A holder whose stages have not reached
+// the parameter has none, and brings zeros; if no holder has any, there is none afterwards either.
 func (q *pipeline) sumTied(ctx context.Context, t *tiedParameter) error {
-	d := t.param.Data()
-	own := t.param.Grad()
-	if own == nil {
-		own = tensor.New(d.Device(), d.DType(), d.Shape()...)
-	}
-	if own.NumElems() == 0 {
+	if t.param.Data().NumElems() == 0 {
 		return nil // of a shard that has none
 	}
-	parts := make([]*tensor.Tensor, len(t.holders))
+	has := t.param.Grad() != nil
+	own, _ := t.param.GradBuffer() // that of a bucket stays the gradient's memory
+	if !has {
+		own.Fill(0)
+	}
+	reached := tensor.FromInt64([]int64{0})
+	if has {
+		reached.Fill(1)
+	}
+	parts, others := make([]*tensor.Tensor, len(t.holders)), []*tensor.Tensor{}
 	var messages []dist.Message
 	for i, r := range t.holders {
 		if r == q.rank {
@@ -391,19 +396,25 @@ func (q *pipeline) sumTied(ctx context.Context, t *tiedParameter) error {
 			continue
 		}
 		parts[i] = tensor.New(tensor.CPU(), own.DType(), own.Shape()...)
-		messages = append(messages, dist.Message{Tensor: own, Peer: r}, dist.Message{Recv: true, Tensor: parts[i], Peer: r})
+		other := tensor.New(tensor.CPU(), tensor.Int64, 1)
+		others = append(others, other)
+		messages = append(messages, dist.Message{Tensor: own, Peer: r}, dist.Message{Tensor: reached, Peer: r},
+			dist.Message{Recv: true, Tensor: parts[i], Peer: r}, dist.Message{Recv: true, Tensor: other, Peer: r})
 	}
 	if err := q.group.Batch(ctx, messages...); err != nil {
 		return err
+	}
+	for _, o := range others {
+		has = has || o.Int64s()[0] > 0
+	}
+	if !has {
+		return nil
 	}
 	sum := parts[0]
 	for _, p := range parts[1:] {
 		sum = sum.Add(p)
 	}
-	if t.param.Grad() != nil {
-		own.CopyFrom(sum)
-	} else {
-		t.param.SetGrad(sum.Contiguous())
-	}
+	own.CopyFrom(sum)
+	t.param.SetGrad(own)
 	return nil
 }
