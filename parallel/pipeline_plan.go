@@ -169,9 +169,10 @@ func (pl *planner) inner(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*n
 	return next(c, x), false
 }
 
-// birth notes a value that the present stage makes.
+// birth notes a value that the present stage makes. Whether a gradient flows into it is known
+// when a call sees it: an operation is observed before it is recorded.
 func (pl *planner) birth(t *tensor.Tensor) *pipeValue {
-	v := &pipeValue{index: -1, born: pl.stage, seen: -1, shape: t.Shape(), dtype: t.DType(), grad: t.NeedsGrad()}
+	v := &pipeValue{index: -1, born: pl.stage, seen: -1, shape: t.Shape(), dtype: t.DType()}
 	pl.known[t] = v
 	return v
 }
@@ -186,7 +187,7 @@ func (pl *planner) made(t *tensor.Tensor, call int, what string) *pipeValue {
 		v = pl.birth(t)
 	}
 	if v.seen < 0 {
-		v.seen, v.isOut, v.what = call, true, what
+		v.seen, v.isOut, v.what, v.grad = call, true, what, t.NeedsGrad()
 	}
 	return v
 }
@@ -204,7 +205,7 @@ func (pl *planner) use(t *tensor.Tensor, call int, what string) *pipeValue {
 		return nil
 	}
 	if v.seen < 0 {
-		v.seen, v.what = call, what
+		v.seen, v.what, v.grad = call, what, t.NeedsGrad()
 	}
 	v.grad = v.grad || t.NeedsGrad() // which was not known when an operation between calls made it
 	if pl.stage > v.born && !slices.Contains(v.uses, pl.stage) {

@@ -145,7 +145,7 @@ func pipeTasks() map[string]pipeTask {
 	}
 	return map[string]pipeTask{
 		"gpt": gptTask(8, true), "tied gpt": gptTask(8, false), "llama": llamaTask(8), "dropout": dropped, "bfloat16": low,
-		"lora": lora, "frozen": frozen,
+		"lora": lora, "frozen": frozen, "scaled": scaledTask(8),
 	}
 }
 
@@ -193,6 +193,34 @@ func encoderTask(layers int) pipeTask {
 	return k
 }
 
+// scaledBlocks computes between the calls of its modules: at the end of each stage and inside of it.
+type scaledBlocks struct {
+	Embedding *nn.Embedding
+	Layers    []*nn.Linear
+	Head      *nn.Linear
+}
+
+func (m *scaledBlocks) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	x := c.Call(m.Embedding, ids)
+	for _, l := range m.Layers {
+		x = c.Call(l, x).Tanh().MulScalar(1.5)
+	}
+	return c.Call(m.Head, x)
+}
+
+func scaledTask(layers int) pipeTask {
+	k := gptTask(layers, true)
+	k.model = func() any {
+		b := &nn.Build{Generator: tensor.NewGenerator(3)}
+		m := &scaledBlocks{Embedding: nn.NewEmbedding(b, 17, 8), Head: nn.NewLinear(b, 8, 17)}
+		for range layers {
+			m.Layers = append(m.Layers, nn.NewLinear(b, 8, 8))
+		}
+		return m
+	}
+	return k
+}
+
 // onPipeline runs fn on the ranks of a pipeline.
 func onPipeline(t *testing.T, k pipeTask, ranks int, config PipelineConfig, fn func(ctx context.Context, p *Parallel) error) error {
 	t.Helper()
@@ -231,7 +259,7 @@ func TestPipelineIsOneRank(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"1f1b", "zbv"} {
-		cases = append(cases, pipeCase{name, 2, 4, "lora"}, pipeCase{name, 4, 8, "frozen"})
+		cases = append(cases, pipeCase{name, 2, 4, "lora"}, pipeCase{name, 4, 8, "frozen"}, pipeCase{name, 2, 4, "scaled"})
 	}
 	tasks := pipeTasks()
 	type outcome struct {
