@@ -108,7 +108,7 @@ func (c LMConfig) validateTune() error {
 	if c.InitFrom == "" {
 		return fmt.Errorf("train lm: --lora needs --init-from: the model beside whose weights the matrices are trained")
 	}
-	for _, axis := range []string{axisFSDP, axisPP} {
+	for _, axis := range []string{axisFSDP, axisTP, axisPP} {
 		if n := *c.MeshConfig.size(axis); c.Merge && n > 1 {
 			return fmt.Errorf("train lm: --merge puts the whole model on one rank, and --%s %d shards it: leave --merge out; eval and generate take the adapter as it is, and a run without --%s merges it (--init-from and --out of this one)", axis, n, axis)
 		}

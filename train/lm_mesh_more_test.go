@@ -48,7 +48,7 @@ func TestMeshesCompute(t *testing.T) {
 }
 
 // TestTuneOnMeshes: a model is fine-tuned on a composed mesh, of which each rank reads its part
-// only, and --lora and --merge are refused by name.
+// only, and --lora is refused by name with ep.
 func TestTuneOnMeshes(t *testing.T) {
 	text := writeText(t, 20_000)
 	for kind, meshes := range map[string][]string{"gpt2": {"tp2", "pp2.fsdp2"}, "llama": {"pp2.tp2", "cp2"}, "moe": {"ep2", "pp2"}} {
@@ -76,7 +76,7 @@ func TestTuneOnMeshes(t *testing.T) {
 				}
 				closeTo(t, "losses", l.losses, one.losses, 1e-5)
 				d.LoRA, d.Ranks = 2, ranks
-				if err := check(t, d, given...); (d.TP > 1 || d.EP > 1) && (err == nil || !strings.Contains(err.Error(), "--lora trains matrices beside the weights, which the axis ")) {
+				if err := check(t, d, given...); d.EP > 1 && (err == nil || !strings.Contains(err.Error(), "--lora trains matrices beside the weights, which the axis ")) {
 					t.Errorf("--lora: %v", err)
 				}
 			})
@@ -84,8 +84,8 @@ func TestTuneOnMeshes(t *testing.T) {
 	}
 }
 
-// TestAdaptersOnMeshes: a LoRA is trained on stages and on parts of sequences as on one rank, and goes
-// on on another mesh.
+// TestAdaptersOnMeshes: a LoRA is trained on stages, on parts of sequences and on parts of layers as
+// on one rank, and goes on on another mesh.
 func TestAdaptersOnMeshes(t *testing.T) {
 	text := writeText(t, 20_000)
 	base := kindOn(t, "llama", text)
@@ -94,14 +94,14 @@ func TestAdaptersOnMeshes(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := base
-	c.InitFrom, c.Out, c.Model, c.Steps, c.LoRA, c.Warmup, c.LRFloor = base.Out, base.Out+"-lora", "", 6, 2, 0, 1
+	c.InitFrom, c.Out, c.Model, c.Steps, c.LoRA, c.Warmup, c.LRFloor = base.Out, base.Out+"-lora", "", 8, 2, 0, 1
 	c.Vocab, c.Width, c.Heads, c.Layers = 0, 0, 0, 0
 	given := []string{"init-from", "out", "steps", "batch", "context", "lr", "save-every", "eval-every", "eval-tokens", "lora", "warmup", "lr-floor"}
 	one, err := run(t, 1, c, given...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, name := range []string{"pp2", "cp2", "pp2.fsdp2"} {
+	for i, name := range []string{"pp2", "tp2", "cp2", "tp2.fsdp2"} {
 		d, ranks := onMesh(t, c, name)
 		d.Out, d.Steps = c.Out+"-moved", 2*(i+1)
 		l, err := run(t, ranks, d, slices.DeleteFunc(slices.Clone(given), func(name string) bool { return name == "batch" })...)

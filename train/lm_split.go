@@ -50,11 +50,11 @@ func (c LMConfig) validateSplit() error {
 		return fail("--cp-method is %q, want ring or heads", c.CPMethod)
 	case c.EP > 1 && c.Experts == 0 && c.InitFrom == "":
 		return fail("--ep is %d, and the model has no experts to split: give --experts, or leave --ep out", c.EP)
+	case c.CP > 1 && c.Capacity != 0:
+		return fail("--capacity counts the tokens of whole sequences, and --cp %d gives a rank a part of each: leave --capacity or --cp out", c.CP)
 	}
-	for _, axis := range []string{axisTP, axisEP} {
-		if c.LoRA > 0 && *c.MeshConfig.size(axis) > 1 {
-			return fail("--lora trains matrices beside the weights, which the axis %s does not split: leave --%s out, and use other axes", axis, axis)
-		}
+	if c.LoRA > 0 && c.EP > 1 {
+		return fail("--lora trains matrices beside the weights, which the axis ep does not split: leave --ep out, and use other axes")
 	}
 	return nil
 }
@@ -76,6 +76,23 @@ func (c LMConfig) checkUsed() error {
 	return nil
 }
 
+// otherTP says what to do if --tp does not divide the heads of the model.
+func (c LMConfig) otherTP(heads, keyHeads int) string {
+	var sizes []string
+	for n := 2; n <= keyHeads; n++ {
+		if heads%n == 0 && keyHeads%n == 0 {
+			sizes = append(sizes, strconv.Itoa(n))
+		}
+	}
+	switch {
+	case c.InitFrom == "" && c.Width%c.TP == 0:
+		return fmt.Sprintf("give --heads %d, or another multiple of %d that divides the width %d", c.TP, c.TP, c.Width)
+	case len(sizes) == 0:
+		return "leave --tp out, and use other axes"
+	}
+	return "give --tp " + strings.Join(sizes, " or ")
+}
+
 // checkSplit reports a model that the axes of the mesh cannot split: before anything is
 // trained, and before ranks are started.
 func (c LMConfig) checkSplit(m models.CausalLM) error {
@@ -86,7 +103,7 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 		n    int
 	}{{"attention heads", s.heads}, {"heads of keys and values", s.keyHeads}} {
 		if c.TP > 1 && of.n%c.TP != 0 {
-			return fail("--tp is %d, and the model has %d %s, of which each rank takes as many: %d %% %d = %d", c.TP, of.n, of.name, of.n, c.TP, of.n%c.TP)
+			return fail("--tp is %d, and the model has %d %s, of which each rank takes as many: %d %% %d = %d; %s", c.TP, of.n, of.name, of.n, c.TP, of.n%c.TP, c.otherTP(s.heads, s.keyHeads))
 		}
 		if all := max(c.TP, 1) * c.CP; c.CP > 1 && c.CPMethod == cpHeads && of.n%all != 0 {
 			return fail("--cp-method heads divides the %d %s among --tp × --cp = %d ranks: %d %% %d = %d; use --cp-method ring", of.n, of.name, all, of.n, all, of.n%all)
