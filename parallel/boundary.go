@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"weak"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
@@ -82,7 +83,12 @@ func (t *tensorParallel) cross(c *nn.Ctx, b boundary, x *tensor.Tensor) *tensor.
 		c.Fail(fmt.Errorf("tensor parallel: %s: a value of shape %v has no tokens to share: it wants [..., time, width]", b.who, x.Shape()))
 	}
 	if !c.Tape().Recording() {
-		return t.moved(c, b, x, pass.wholeOf(c, b, x), kinds[b.from].value(n), kinds[b.to].value(n))
+		whole := pass.wholeOf(c, b, x)
+		y := t.moved(c, b, x, whole, kinds[b.from].value(n), kinds[b.to].value(n))
+		if b.to == kindCut {
+			pass.hasMade(y, whole[n-1])
+		}
+		return y
 	}
 	key := crossing{x, b.to, c.Tape().Segment(), c.Recomputing()}
 	if y := pass.crossed[key]; y != nil {
@@ -112,6 +118,9 @@ func (t *tensorParallel) cross(c *nn.Ctx, b boundary, x *tensor.Tensor) *tensor.
 		return []*tensor.Tensor{dx}, nil
 	})
 	pass.crossed[key] = y
+	if b.to == kindCut {
+		pass.hasMade(y, whole[n-1])
+	}
 	if b.again && b.from == kindSequence && b.to == kindCopy && !t.config.KeepGathered && c.Tape().Segment() == 0 {
 		g := &gathered{b: b, x: x.Untracked(), y: y.Untracked(), whole: whole}
 		pass.gathered[y] = g
@@ -256,6 +265,8 @@ type tensorPass struct {
 	there    []*gathered                             // that have their memory
 	coming   map[crossing]func(i int) *tensor.Tensor // pieces of whole sequences
 	inHeads  int                                     // calls of attention modules under way that ranks share by heads
+	made     map[weak.Pointer[tensor.Tensor]]int     // how many channels the ranks have together of a value that is cut
+	newest   int                                     // those of the last one
 }
 
 // passOf returns the pass over a tape, and makes it at first.
@@ -263,7 +274,7 @@ func (t *tensorParallel) passOf(tape *tensor.Tape) *tensorPass {
 	if p := t.passes[tape]; p != nil {
 		return p
 	}
-	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}, coming: map[crossing]func(i int) *tensor.Tensor{}}
+	p := &tensorPass{t: t, crossed: map[crossing]*tensor.Tensor{}, gathered: map[*tensor.Tensor]*gathered{}, coming: map[crossing]func(i int) *tensor.Tensor{}, made: map[weak.Pointer[tensor.Tensor]]int{}}
 	t.passes[tape] = p
 	tape.BeforeBackward(func(context.Context) error {
 		p.there = nil // the backward pass frees what it has used
@@ -293,7 +304,7 @@ func (p *tensorPass) wholeOf(c *nn.Ctx, b boundary, x *tensor.Tensor) []int {
 	case kindSequence:
 		whole[n-2] = p.among(c, b, "tokens", whole[n-2], p.tokens)
 	case kindCut:
-		whole[n-1] = p.among(c, b, "channels", whole[n-1], p.t.widths)
+		whole[n-1] = p.channelsOf(c, b, x)
 	}
 	switch b.to {
 	case kindSequence:
@@ -302,8 +313,25 @@ func (p *tensorPass) wholeOf(c *nn.Ctx, b boundary, x *tensor.Tensor) []int {
 	return whole
 }
 
+// hasMade notes of a value that is cut how many channels the ranks have of it together. The pass
+// does not keep the value.
+func (p *tensorPass) hasMade(x *tensor.Tensor, channels int) {
+	p.made[weak.Make(x)], p.newest = channels, channels
+}
+
+// channelsOf returns how many channels the ranks have together of a value that is cut. What made
+// the value has told. Of what is computed from such a value, it is one of the sizes that the plan
+// cuts.
+func (p *tensorPass) channelsOf(c *nn.Ctx, b boundary, x *tensor.Tensor) int {
+	if n, known := p.made[weak.Make(x)]; known {
+		return n
+	}
+	return p.among(c, b, "channels", x.Dim(-1), p.t.widths)
+}
+
 // among returns of how many elements a rank has local ones: of one of the numbers that are known.
-// All ranks come to the same answer, and to the same error where some rank could not tell.
+// All ranks come to the same answer. Where some rank could not tell, the channels are those of the
+// value that was cut last; a rank whose part that is not fails, so that no wrong answer stands.
 func (p *tensorPass) among(c *nn.Ctx, b boundary, what string, local int, known []int) int {
 	t := p.t
 	found := -1
@@ -324,6 +352,9 @@ func (p *tensorPass) among(c *nn.Ctx, b boundary, what string, local int, known 
 			_, one := t.partOf(r, n)
 			_, other := t.partOf(r, found)
 			if n != found && one == other {
+				if _, newest := t.part(p.newest); what == "channels" && newest == local {
+					return p.newest
+				}
 				c.Fail(fmt.Errorf("tensor parallel: %s: %d %s on a rank can be a part of %d or of %d: pad one of them to a multiple of %d", b.who, one, what, found, n, t.size))
 			}
 		}

@@ -231,6 +231,7 @@ func (t *tensorParallel) layProjection(path string, r *role, m nn.Projection) er
 	if rule.Style == styleRow {
 		dim = in
 	}
+	r.channels = t.layOf(weight).shape[out]
 	if err := t.cutAlong(rule, path, weight, dim, rule.Packed, rule.In); err != nil {
 		return err
 	}
@@ -251,6 +252,7 @@ func (t *tensorParallel) layEmbedding(path string, r *role, m *nn.Embedding) err
 		return r.rule.wrong("%s takes its gradient by rows (nn.Parameter.Sparse), which cannot be cut: make it dense", where(path))
 	}
 	if r.rule.Style == styleWidth {
+		r.channels = t.layOf(m.Weight).shape[1]
 		return t.cutAlong(r.rule, path, m.Weight, 1, 0, 0)
 	}
 	rows := t.layOf(m.Weight).shape[0]

@@ -72,6 +72,8 @@ type role struct {
 	logits *Rule
 	weight *nn.Parameter
 	bias   *nn.Parameter
+	// How many channels the ranks have together of a result that is cut.
+	channels int
 }
 
 // newTensorParallel resolves a plan for a model. It does not communicate.
@@ -268,6 +270,9 @@ func (t *tensorParallel) call(c *nn.Ctx, r *role, x []*tensor.Tensor, next func(
 	who := rule.Style + " parallel " + r.path
 	out := func(y []*tensor.Tensor, from, to string) []*tensor.Tensor {
 		y = slices.Clone(y)
+		if from == kindCut {
+			t.passOf(c.Tape()).hasMade(y[0], r.channels)
+		}
 		y[0] = t.cross(c, boundary{who: who, from: from, to: to}, y[0])
 		return y
 	}
@@ -368,11 +373,12 @@ func (t *tensorParallel) within(c *nn.Ctx, b boundary, x *tensor.Tensor) *nn.Ctx
 		return c
 	}
 	pass, n := t.passOf(c.Tape()), x.NumDims()
-	dim, known, what := n-2, pass.tokens, "tokens"
+	dim, size := n-2, 0
 	if b.from == kindCut {
-		dim, known, what = n-1, t.widths, "channels"
+		dim, size = n-1, pass.channelsOf(c, b, x)
+	} else {
+		size = pass.among(c, b, "tokens", x.Dim(dim), pass.tokens)
 	}
-	size := pass.among(c, b, what, x.Dim(dim), known)
 	first, length := t.part(size)
 	return c.WithCut(tensor.Cut{Dim: dim, Size: size, Runs: [][2]int{{first, first + length}}})
 }
@@ -442,9 +448,13 @@ func (t *tensorParallel) headsOf(module any) (index, count int) {
 	return 0, 1
 }
 
-// InterceptParam has a bias that is added to a part of a sum count once.
+// InterceptParam has a bias that is added to a part of a sum count once. A table that a model reads
+// itself gives logits: the rows are their channels.
 func (t *tensorParallel) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
 	b := next(c)
+	if rows := t.tables[p]; rows > 0 {
+		t.passOf(c.Tape()).newest = rows
+	}
 	if !t.parts[p] {
 		return b
 	}
@@ -462,7 +472,7 @@ func (t *tensorParallel) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*n
 func (t *tensorParallel) finishLogits(c *nn.Ctx, r *role, y *tensor.Tensor) *tensor.Tensor {
 	if c.Tape().Recording() && !t.config.WholeLogits && t.lossFollows(c.Tape()) {
 		pass := t.passOf(c.Tape())
-		pass.classes = pass.among(c, boundary{who: "logits of " + r.path}, "channels", y.Dim(-1), t.widths)
+		pass.classes = pass.channelsOf(c, boundary{who: "logits of " + r.path}, y)
 		return y
 	}
 	return t.cross(c, boundary{who: "logits of " + r.path, from: kindCut, to: kindReplicate}, y)

@@ -3,6 +3,7 @@
 package parallel
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -284,7 +285,7 @@ type encoder struct {
 }
 
 func newEncoder(o nn.TransformerOptions) func(b *nn.Build) nn.Module {
-	o.Width, o.NumHeads, o.Hidden = 16, 4, 36
+	o.Width, o.NumHeads, o.Hidden = 16, 4, cmp.Or(o.Hidden, 36)
 	return func(b *nn.Build) nn.Module {
 		return &encoder{nn.NewEmbedding(b, 31, 16), nn.NewTransformerEncoder(b, 2, o), nn.NewLinear(b, 16, 31)}
 	}
@@ -352,6 +353,10 @@ var sharedCases = []sharedCase{
 	{name: "bert, dropout, whole sequence", build: tinyBERT(models.BERTConfig{Dropout: 0.2, Untied: true, Padding: new(int)}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 31, lost: true},
 	{name: "bert, dropout, recomputed", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2}, time: 8, vocab: 31, around: recomputed},
 	{name: "bert, headless", build: tinyBERT(models.BERTConfig{Headless: true}), ranks: []int{2}, time: 8, vocab: 16},
+	// A rank's part of one size is as large as that of another.
+	{name: "gpt, vocabulary beside hidden", build: tinyGPT(models.GPTConfig{Vocab: 33, Untied: true, Hidden: 32}), ranks: []int{2}, time: 8, vocab: 33},
+	{name: "gpt, vocabulary beside hidden, shared loss", build: tinyGPT(models.GPTConfig{Vocab: 11, Hidden: 8}), ranks: []int{2, 4}, time: 8, vocab: 11, lost: true, around: recomputed},
+	{name: "encoder, vocabulary beside hidden", build: newEncoder(nn.TransformerOptions{Dropout: 0.2, Hidden: 32}), plan: encoderPlan, ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "gpt, one sample", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 1, time: 8, vocab: 31, lost: true},
 	{name: "llama, a token a rank", build: tinyLlama(models.LlamaConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 2, time: 4, vocab: 31, lost: true},
 	{name: "bert, one sample, a token a rank", build: tinyBERT(models.BERTConfig{Dropout: 0.1}), ranks: []int{4}, batch: 1, time: 4, vocab: 31, lost: true},
