@@ -440,14 +440,6 @@ func (h *someHeads) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn.Ctx
 	return next(c)
 }
 
-// headsOf returns which part of the heads of an attention this rank has.
-func (t *tensorParallel) headsOf(module any) (index, count int) {
-	if r := t.roles[module]; r != nil && r.rule != nil && r.rule.Style == styleHeads {
-		return t.rank, t.size
-	}
-	return 0, 1
-}
-
 // InterceptParam has a bias that is added to a part of a sum count once. A table that a model reads
 // itself gives logits: the rows are their channels.
 func (t *tensorParallel) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
