@@ -327,6 +327,10 @@ func (f *FSDP) newParam(u *shardUnit, p *nn.Parameter, o *fsdpOptions) (*shardPa
 		s.numPieces = f.split.lays[p].pieces(s.dim)
 	}
 	if s.numPieces > 1 { // each piece is cut
+		if rows := f.unevenPiece(f.split.lays[p], s.dim); rows > 0 {
+			return nil, fmt.Errorf("other axes cut %s along dim %d within %d pieces (packed), and the %d ranks of axis %s cannot share the %d rows that a rank has of a piece, nor another dim: %d %% %d = %d: choose an %[5]s that divides %[6]d",
+				s.name, s.dim, s.numPieces, n, shardAxis, rows, rows, n, rows%n)
+		}
 		rows := s.shape[s.dim] / s.numPieces
 		s.shape = slices.Replace(s.shape, s.dim, s.dim+1, s.numPieces, rows)
 		s.dim++
@@ -407,23 +411,30 @@ func (u *shardUnit) allocate() {
 }
 
 // dimOf returns the dim along which a parameter is cut. If another axis has cut the chosen dim into
-// pieces that the ranks do not cut evenly, it is another dim that they do.
+// pieces that the ranks do not cut evenly, it is another dim that they do. All ranks choose the same.
 func (f *FSDP) dimOf(p *nn.Parameter) int {
 	l := f.split.lays[p]
-	n := f.shards.Size()
 	chosen := f.shardDim(p.Name(), slices.Clone(l.shape))
-	even := func(d int) bool {
-		return d >= 0 && d < len(l.shape) && (l.pieces(d) == 1 || f.split.localDim(l, d)/l.pieces(d)%n == 0)
-	}
-	if chosen < 0 || chosen >= len(l.shape) || even(chosen) {
+	if chosen < 0 || chosen >= len(l.shape) || l.pieces(chosen) == 1 || f.unevenPiece(l, chosen) == 0 {
 		return chosen
 	}
 	for d := range l.shape {
-		if l.pieces(d) == 1 && f.split.localDim(l, d)%n == 0 {
+		if l.pieces(d) == 1 && f.unevenPiece(l, d) == 0 {
 			return d
 		}
 	}
 	return chosen
+}
+
+// unevenPiece returns how many rows a piece of a dim has that the ranks do not cut evenly: on this
+// rank or on another one. It is 0 if they cut all of them evenly.
+func (f *FSDP) unevenPiece(l *lay, dim int) int {
+	for _, size := range f.split.localDims(l, dim) {
+		if rows := size / l.pieces(dim); rows%f.shards.Size() != 0 {
+			return rows
+		}
+	}
+	return 0
 }
 
 // present returns the first n rows, along the dim that is cut, of what is laid out as base is, in

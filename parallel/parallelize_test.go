@@ -222,6 +222,36 @@ func newToyOn(dev tensor.Device, seed int64) *toy {
 	}
 }
 
+// TestPiecesThatDoNotDivide: rows of a piece that fsdp does not divide on some rank are refused on
+// all ranks, before anything is trained.
+func TestPiecesThatDoNotDivide(t *testing.T) {
+	for _, c := range []struct {
+		width, fsdp int
+		want        string
+	}{
+		{8, 3, "the 3 ranks of axis fsdp cannot share the 4 rows that a rank has of a piece, nor another dim: 4 % 3 = 1: choose an fsdp that divides 4"},
+		{9, 2, "the 2 ranks of axis fsdp cannot share the 5 rows that a rank has of a piece, nor another dim: 5 % 2 = 1: choose an fsdp that divides 5"}, // the second rank of tp has 4
+	} {
+		told := make([]error, 2*c.fsdp)
+		err := spawn(t, len(told), func(ctx context.Context, g *dist.Group) error {
+			m, err := mesh.New(ctx, g, mesh.Axis{Name: shardAxis, Size: c.fsdp}, mesh.Axis{Name: tensorAxis, Size: 2})
+			if err != nil {
+				return err
+			}
+			_, told[g.Rank()] = gatherOver(ctx, newToy(0, c.width), m, map[string]mesh.Placement{"hidden.0.bias": mesh.StridedShard(0, 2)})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rank, err := range told {
+			if err == nil || !strings.Contains(err.Error(), "other axes cut hidden.0.bias along dim 0 within 2 pieces (packed), and "+c.want) {
+				t.Errorf("width %d over %d ranks, rank %d: got %v, want %s", c.width, c.fsdp, rank, err, c.want)
+			}
+		}
+	}
+}
+
 // TestBadComposition: what cannot be split is one error on every rank.
 func TestBadComposition(t *testing.T) {
 	for want, c := range map[string]struct {

@@ -78,7 +78,11 @@ func TestStridedShardsLoseElements(t *testing.T) {
 	d.Net.Vocabulary, d.Net.Width, d.Net.Positions = 1009, 5, "learned"
 	d.Net.Blocks[0].Packed, d.Net.Blocks[0].HeadDim, d.Net.Blocks[1].Hidden, d.File = true, 6, 12, true
 	d.Net.Tied = true
-	onMeshes(t, []lawSizes{{FSDP: 2, TP: 2}, {FSDP: 3, TP: 2}, {FSDP: 2, TP: 4}, {Replicate: 2, FSDP: 2, TP: 2}}, d)
+	onMeshes(t, []lawSizes{{FSDP: 2, TP: 2}, {FSDP: 2, TP: 4}, {Replicate: 2, FSDP: 2, TP: 2}}, d)
+	// Three ranks of fsdp share pieces of 6 rows.
+	d.Net.Blocks = slices.Clone(d.Net.Blocks)
+	d.Net.Blocks[0].HeadDim = 3
+	onMeshes(t, []lawSizes{{FSDP: 3, TP: 2}}, d)
 }
 
 // TestNormOfCutAndWholeParameters: NVIDIA/Megatron-LM#5916, huggingface/accelerate#4219. The norm

@@ -180,17 +180,35 @@ func (s *split) use(p *nn.Parameter, name string, frozen bool, fsdp mesh.Placeme
 	return use
 }
 
-// localDim returns the size of a dim of what this rank has of a parameter, before fsdp cuts it.
-func (s *split) localDim(l *lay, dim int) int {
+// localDims returns the sizes of a dim of what ranks have of a parameter, before fsdp cuts it. All
+// ranks get the same.
+func (s *split) localDims(l *lay, dim int) []int {
 	var at []mesh.Placement
-	for _, a := range s.mesh.Axes() {
-		at = append(at, l.at[a.Name])
+	var ranks []int // of the axes that cut the dim; of others the first stands for all
+	n := 1
+	for i, a := range s.mesh.Axes() {
+		at, ranks = append(at, l.at[a.Name]), append(ranks, 1)
+		if d, cut := at[i].IsShard(); cut && d == dim {
+			ranks[i] = a.Size
+			n *= a.Size
+		}
 	}
-	shape, err := mesh.LocalShape(l.shape, s.mesh.Shape(), at, s.mesh.Coordinate())
-	if err != nil { // Parallelize has checked the lay
-		return l.shape[dim]
+	var sizes []int
+	for rank := range n {
+		coordinate := make([]int, len(ranks))
+		for i := range ranks {
+			coordinate[i] = rank % ranks[i]
+			rank /= ranks[i]
+		}
+		shape, err := mesh.LocalShape(l.shape, s.mesh.Shape(), at, coordinate)
+		if err != nil { // Parallelize has checked the lay
+			return []int{l.shape[dim]}
+		}
+		if !slices.Contains(sizes, shape[dim]) {
+			sizes = append(sizes, shape[dim])
+		}
 	}
-	return shape[dim]
+	return sizes
 }
 
 // rows returns what sums the gradients by rows of sparse parameters.
