@@ -51,7 +51,7 @@ func TestLaw(t *testing.T) {
 	if testing.Short() {
 		n = min(n, 40)
 	}
-	count := make(map[string]int)
+	count, before := make(map[string]int), numRounded
 	for i := range n {
 		d := drawSplit(seed<<32+uint64(i), lawStrategies)
 		if err := d.check(t); err != nil {
@@ -63,7 +63,7 @@ func TestLaw(t *testing.T) {
 		}
 		count[d.kind()]++
 	}
-	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", numRounded, n); numRounded*50 > n {
+	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", numRounded-before, n); (numRounded-before)*50 > n {
 		t.Errorf("these are too many for a test: make the models better conditioned")
 	}
 	for _, kind := range slices.Sorted(mapKeys(count)) {
