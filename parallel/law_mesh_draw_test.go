@@ -26,6 +26,7 @@ type meshDraw struct {
 	Method       string  `json:",omitempty"` // of context parallelism: ring or heads
 	Sequence     bool    `json:",omitempty"` // tensor parallelism cuts the sequence between its modules
 	Embedding    string  `json:",omitempty"` // how it cuts the table of the tokens: vocabulary, width, or not
+	Pieces       int     `json:",omitempty"` // in which it computes the tokens, if it cuts the sequence
 	WholeLogits  bool    `json:",omitempty"` // it gathers the logits
 	WholeHead    bool    `json:",omitempty"` // it does not cut the head, if that is not tied
 	Time         int     // tokens of a sequence

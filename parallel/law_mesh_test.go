@@ -402,7 +402,7 @@ func (d meshDraw) split(ctx context.Context, g *dist.Group, z lawSizes, model *l
 func (d meshDraw) config(z lawSizes) (c Config, err error) {
 	if z.TP > 1 {
 		c.Plan, err = ParsePlan(d.plan())
-		c.TP = TPConfig{WholeSequence: !d.Sequence, WholeLogits: d.WholeLogits}
+		c.TP = TPConfig{WholeSequence: !d.Sequence, WholeLogits: d.WholeLogits, Pieces: d.Pieces}
 	}
 	c.Context.Attention = d.Method
 	if z.PP > 1 {

@@ -12,6 +12,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -338,16 +339,21 @@ func mutantDraws() []disturbed {
 	for _, z := range []lawSizes{
 		{Replicate: 2, FSDP: 2}, {TP: 2}, {FSDP: 2, TP: 2}, {CP: 2}, {CP: 2, TP: 2}, {EP: 2}, {EP: 2, TP: 2}, {PP: 2}, {PP: 2, FSDP: 2}, {PP: 2, TP: 2},
 	} {
-		if hasAxes(meshName(&z), meshAxes) {
-			draws = append(draws, mutantNet(z))
-		}
+		draws = append(draws, mutantNet(z))
 	}
-	return draws
+	pieces, experts := mutantNet(lawSizes{TP: 2}), mutantNet(lawSizes{CP: 2})
+	pieces.Pieces = 2
+	experts.Net.Blocks = mutantNet(lawSizes{EP: 2}).Net.Blocks // a balance loss counts the tokens of all ranks
+	return append(draws, pieces, experts, normDraw{})
 }
 
 // mutantNet is a training on a mesh: with a tied head, clipping, an evaluation, and batches of unequal
 // numbers of tokens.
 func mutantNet(z lawSizes) meshDraw {
+	for _, axis := range allAxes {
+		n := axisSize(&z, axis)
+		*n = max(1, *n)
+	}
 	d := usualNet()
 	if z.EP > 1 {
 		d = usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Balance: 0.1, BiasStep: 0.05} })
@@ -381,7 +387,49 @@ func (d meshDraw) disturbed(t *testing.T) error {
 }
 
 // kind is how a draw is named.
-func (d meshDraw) kind() string { return strings.TrimSpace(meshName(&d.Sizes)) }
+func (d meshDraw) kind() string {
+	name := meshName(&d.Sizes)
+	if d.Pieces > 0 {
+		name += "in pieces "
+	}
+	if slices.ContainsFunc(d.Net.Blocks, func(b netBlockDraw) bool { return b.Experts > 0 }) {
+		name += "with experts "
+	}
+	return strings.TrimSpace(name)
+}
+
+// normDraw is a model with batch norms whose statistics are those of all ranks.
+type normDraw struct{}
+
+// disturbed compares the loss of two ranks with that of one.
+func (normDraw) disturbed(t *testing.T) error {
+	const batch, first = 9, 5
+	g, x, w := tensor.NewGenerator(5), tensor.Zeros(batch, 3, 4, 5), tensor.Zeros(batch, 4)
+	g.Normal(x, 0.5, 1)
+	g.Normal(w, 0.5, 1)
+	want, err := normedPass(t.Context(), newNormed(0), x, w, 0, batch)
+	if err != nil {
+		return err
+	}
+	losses := make([]float64, 2)
+	err = spawn(t, len(losses), func(ctx context.Context, g *dist.Group) (err error) {
+		m := newNormed(0)
+		ConvertSyncBatchNorm(m, g)
+		from := []int{0, first, batch}[g.Rank():]
+		losses[g.Rank()], err = normedPass(ctx, m, x, w, from[0], from[1])
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if got := losses[0] + losses[1]; !(math.Abs(got-want) <= 1e-5*math.Abs(want)) {
+		return fmt.Errorf("the loss is %v, want %v", got, want)
+	}
+	return nil
+}
+
+// kind is how the draw is named.
+func (normDraw) kind() string { return "batch norms" }
 
 // disturbed trains on ranks that begin with models of their own, and compares with
 // one rank.

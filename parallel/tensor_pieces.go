@@ -110,6 +110,7 @@ func (p *pieces) place(x, piece *tensor.Tensor, i, ranks int) {
 type flight struct {
 	work *mesh.Pending // nil on tensor.Meta
 	out  *tensor.Tensor
+	to   mesh.Placement // of what it writes
 }
 
 // land waits for the collective and returns what it has written, of which nobody else knows.
@@ -117,7 +118,10 @@ func (f flight) land(ctx context.Context) (*tensor.Tensor, error) {
 	if f.work == nil {
 		return f.out, nil
 	}
-	_, err := f.work.Wait(context.WithoutCancel(ctx))
+	out, err := f.work.Wait(context.WithoutCancel(ctx))
+	if err == nil {
+		err = out[0].Expect(f.to)
+	}
 	return f.out, err
 }
 
@@ -148,9 +152,9 @@ func (p *pieces) start(ctx context.Context, x *tensor.Tensor, times, parts int) 
 	}
 	value := mesh.Tensor{Local: x, Layout: mesh.Layout{Mesh: p.t.mesh, Shape: whole, Placements: []mesh.Placement{from}}}
 	if parts > 1 {
-		return flight{mesh.ReduceScatterAsync(ctx, tensorAxis, dim, []*tensor.Tensor{out}, value), out}
+		return flight{mesh.ReduceScatterAsync(ctx, tensorAxis, dim, []*tensor.Tensor{out}, value), out, to}
 	}
-	return flight{mesh.AllGatherAsync(ctx, tensorAxis, []*tensor.Tensor{out}, value), out}
+	return flight{mesh.AllGatherAsync(ctx, tensorAxis, []*tensor.Tensor{out}, value), out, to}
 }
 
 func (p *pieces) wrap(err error) error {
