@@ -256,6 +256,11 @@ func (t *tensorParallel) layEmbedding(path string, r *role, m *nn.Embedding) err
 		return t.cutAlong(r.rule, path, m.Weight, 1, 0, 0)
 	}
 	rows := t.layOf(m.Weight).shape[0]
+	if _, last := t.partOf(t.size-1, rows); last == 0 && rows >= t.size {
+		_, each := t.partOf(0, rows)
+		have := (rows + each - 1) / each
+		return r.rule.wrong("%s has %d rows for %d ranks of axis tp, and the last has none: %d ranks of %d rows have all: %d × %d ≥ %d: choose tp %d, or pad the table to a multiple of %d", where(path), rows, t.size, have, each, have, each, rows, have, t.size)
+	}
 	t.tables[m.Weight] = rows
 	if m.PaddingIdx != nil {
 		// The module counts within its part from now on.

@@ -119,6 +119,8 @@ func TestPlanDoesNotFit(t *testing.T) {
 		{gpt, 2, "transformer.h.*.mlp.c_fc: column\ntransformer.h.1.mlp.*: row", `transformer.h.1.mlp.c_fc matches the rule "transformer.h.*.mlp.c_fc: column" of line 1 too`},
 		{gpt, 2, "transformer.wte: vocabulary\ntransformer.wte.weight: shard 1", "is cut as Shard("},
 		{gpt, 17, "transformer.h.*.mlp.c_proj: row\ntransformer.h.*.attn.c_proj: row", "dim 0 of transformer.h.0.attn.c_proj.weight has 16 elements for 17 ranks of axis tp: 16 < 17"},
+		{tinyGPT(models.GPTConfig{Vocab: 11}), 8, "transformer.wte: vocabulary", "transformer.wte has 11 rows for 8 ranks of axis tp, and the last has none: 6 ranks of 2 rows have all: 6 × 2 ≥ 11: choose tp 6, or pad the table to a multiple of 8"},
+		{tinyGPT(models.GPTConfig{Vocab: 7}), 8, "transformer.wte: vocabulary", "has 7 elements for 8 ranks of axis tp: 7 < 8"},
 		{sparse, 2, "0: vocabulary", "takes its gradient by rows"},
 		{attention, 2, "0: heads", `add the rule "0.out_proj: row"`},
 		{lora, 2, "transformer.h.*.mlp.c_proj: row", "the LoRA beside transformer.h.0.mlp.c_proj drops out inputs that are cut"},

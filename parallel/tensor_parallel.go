@@ -328,9 +328,6 @@ func (t *tensorParallel) lookUp(c *nn.Ctx, r *role, x []*tensor.Tensor, next fun
 	if ids.DType() != tensor.Int64 {
 		return next(c, x) // which says so
 	}
-	if n == 0 { // fewer rows than ranks: there is nothing to look up
-		c.Fail(fmt.Errorf("tensor parallel: vocabulary parallel %s: rank %d of axis tp has no row of %d: use fewer ranks", r.path, t.rank, t.tables[r.weight]))
-	}
 	here := ids.GeScalar(float64(first)).LogicalAnd(ids.LtScalar(float64(first + n)))
 	away := ids.GeScalar(0).LogicalAnd(ids.LtScalar(float64(t.tables[r.weight]))).LogicalAnd(here.LogicalNot())
 	// An id that is no row of the whole table stays wrong, and is named so.
