@@ -102,7 +102,7 @@ func TestStepsThatDiffer(t *testing.T) {
 	wantErrors(t, 2, "rank 0 of the axis pp has 4 microbatches where rank 1 has 5 microbatches", func(ctx context.Context, m *mesh.Mesh) error {
 		return step(ctx, m, 4+m.Rank(), k)
 	})
-	wantErrors(t, 2, "input 0 int64[2 6]", func(ctx context.Context, m *mesh.Mesh) error {
+	wantErrors(t, 2, "rank 0 of the axis pp has microbatch 2: input 0 int64[2 6] where rank 1 has microbatch 2: input 0 int64[1 6]; give", func(ctx context.Context, m *mesh.Mesh) error {
 		k := k
 		batch := k.batch
 		k.batch = func(step, number int) ([]*tensor.Tensor, *tensor.Tensor) {

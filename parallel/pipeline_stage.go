@@ -120,7 +120,13 @@ func (*pipelineRoot) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn.Ct
 // signature tells apart passes with unlike plans.
 func (q *pipeline) signature(c *nn.Ctx, x []*tensor.Tensor) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "training %v, autocast %v, cache %v %d", c.Training(), c.Tape().Autocast(), c.KVCache() != nil, c.KVCache().Len())
+	fmt.Fprintf(&b, "a training pass: %v", c.Training())
+	if d := c.Tape().Autocast(); d != 0 {
+		fmt.Fprintf(&b, ", autocast to %v", d)
+	}
+	if k := c.KVCache(); k != nil {
+		fmt.Fprintf(&b, ", a cache of %d tokens", k.Len())
+	}
 	if d := c.Documents(); d != nil {
 		fmt.Fprintf(&b, ", documents %v", d.Shape())
 	}
@@ -131,12 +137,9 @@ func (q *pipeline) signature(c *nn.Ctx, x []*tensor.Tensor) string {
 		}
 		fmt.Fprintf(&b, ", input %d %v%v", i, t.DType(), t.Shape())
 	}
-	b.WriteString(", frozen ")
 	for _, p := range nn.Parameters(q.p.Model) {
 		if p.Frozen {
-			b.WriteByte('1')
-		} else {
-			b.WriteByte('0')
+			fmt.Fprintf(&b, ", %s frozen", p.Name())
 		}
 	}
 	return b.String()

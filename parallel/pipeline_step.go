@@ -112,7 +112,8 @@ func (q *pipeline) prepare(ctx context.Context, microbatches []Microbatch) (plan
 		var probe *pipeProbe
 		if probe, err = q.look(ctx, microbatches[i]); err == nil {
 			plans = append(plans, probe.plan)
-			fmt.Fprintf(&text, "microbatch %d: %s\n%s", i, probe.text, probe.plan.text())
+			name := fmt.Sprintf("microbatch %d: ", i)
+			fmt.Fprintf(&text, "%s%s\n%s", name, strings.ReplaceAll(probe.text, ", ", "\n"+name), probe.plan.text())
 		}
 	}
 	if err != nil {
