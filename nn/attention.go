@@ -105,14 +105,18 @@ func (m *MultiheadAttention) bias(c *Ctx) *tensor.Tensor { return paramOrNil(c, 
 
 func (m *MultiheadAttention) cross(c *Ctx, query, key, value, mask *tensor.Tensor) *tensor.Tensor {
 	weight, bias := c.Param(m.InProjWeight), m.bias(c)
-	attention := m.attention(weight)
-	width := weight.Dim(0) / 3
+	attention, width := m.attention(weight), weight.Dim(0)/3
+	// By a dim of their own, also where ranks share the heads and have a part of each of the three.
+	weight = weight.Reshape(3, width, weight.Dim(1))
+	if bias != nil {
+		bias = bias.Reshape(3, width)
+	}
 	project := func(i int, x *tensor.Tensor) *tensor.Tensor {
 		var b *tensor.Tensor
 		if bias != nil {
-			b = bias.Narrow(0, i*width, width)
+			b = bias.Select(0, i)
 		}
-		y := tensor.Linear(x, weight.Narrow(0, i*width, width), b)
+		y := tensor.Linear(x, weight.Select(0, i), b)
 		return y.Reshape(x.Dim(0), x.Dim(1), width/attention.HeadDim, attention.HeadDim)
 	}
 	y := c.CallN(attention, project(0, query), project(1, key), project(2, value), mask)[0]

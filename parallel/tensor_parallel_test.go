@@ -307,6 +307,32 @@ layers.layers.*.dropout[12]: sequence
 head: column to replicate
 `
 
+// crossed attends from its tokens to other values of them.
+type crossed struct {
+	Tokens *nn.Embedding
+	Norm   *nn.LayerNorm
+	Cross  *nn.MultiheadAttention
+	Head   *nn.Linear
+}
+
+func newCrossed(b *nn.Build) nn.Module {
+	return &crossed{nn.NewEmbedding(b, 31, 16), nn.NewLayerNorm(b, 16), nn.NewMultiheadAttention(b, 16, 4), nn.NewLinear(b, 16, 31)}
+}
+
+func (m *crossed) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	x := c.Call(m.Tokens, ids)
+	seen := c.Call(m.Norm, x)
+	return c.Call(m.Head, x.Add(c.CallN(m.Cross, x, seen, seen)[0]))
+}
+
+const crossedPlan = `
+tokens: vocabulary
+norm: sequence
+cross: heads
+cross.out_proj: row
+head: column to replicate
+`
+
 func lora(build func(b *nn.Build) nn.Module, o nn.LoRAOptions) func(b *nn.Build) nn.Module {
 	return func(b *nn.Build) nn.Module {
 		l, err := nn.NewLoRA(b, build(b), o)
@@ -366,6 +392,7 @@ var sharedCases = []sharedCase{
 	{name: "moe, sequence", build: tinyMoE(models.MoEConfig{SharedHidden: 12, SharedGate: true, Router: nn.MoEOptions{Sigmoid: true, Scale: 2, Balance: 0.1}}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
 	{name: "moe, capacity, recomputed", build: tinyMoE(models.MoEConfig{SharedHidden: 12, Router: nn.MoEOptions{Capacity: 1, Balance: 0.1}}), ranks: []int{2}, time: 7, vocab: 33, around: recomputed},
 	{name: "encoder", build: newEncoder(nn.TransformerOptions{Dropout: 0.2}), plan: encoderPlan, ranks: []int{2, 4}, time: 8, vocab: 31},
+	{name: "attention to other values", build: newCrossed, plan: crossedPlan, ranks: []int{2, 4}, time: 7, vocab: 31},
 	{name: "encoder, norms first", build: newEncoder(nn.TransformerOptions{Dropout: 0.2, NormFirst: true, Causal: true}), plan: encoderPlan, ranks: []int{2}, time: 7, vocab: 31, around: recomputed},
 }
 
