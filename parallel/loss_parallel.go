@@ -5,10 +5,12 @@ package parallel
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel/sharding"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -20,6 +22,7 @@ func (t *tensorParallel) crossEntropy(c *nn.Ctx, loss *nn.CrossEntropyLoss, x []
 	}
 	classes := t.passOf(c.Tape()).classes
 	first, n := t.part(classes)
+	t.wantLogits(c, x[0], classes)
 	if classes == 0 || x[0].Dim(-1) != n {
 		return next(c, x) // of whole logits
 	}
@@ -52,6 +55,21 @@ func (t *tensorParallel) crossEntropy(c *nn.Ctx, loss *nn.CrossEntropyLoss, x []
 		rows = rows.Sum().Mul(l.part.PerValid.To(rows.DType()))
 	}
 	return []*tensor.Tensor{rows}
+}
+
+// wantLogits fails on all ranks for whole logits that some rank would take for its part of others,
+// because they have as many classes. The first pass, which is checked, can tell them apart.
+func (t *tensorParallel) wantLogits(c *nn.Ctx, logits *tensor.Tensor, classes int) {
+	pass := sharding.Of(c.Tape())
+	axis := slices.IndexFunc(pass.Axes(), func(a sharding.Axis) bool { return a.Name == t.axis() })
+	if classes == 0 || axis < 0 || !pass.TypeOf(logits)[axis].IsReplicate() {
+		return
+	}
+	for rank := range t.size {
+		if _, n := t.partOf(rank, classes); n == logits.Dim(-1) {
+			c.Fail(fmt.Errorf("tensor parallel: a cross-entropy of whole logits of %d classes, in a model of which ranks share %d logits, %d of them on rank %d: the two look alike: set TPConfig.WholeLogits", n, classes, n, rank))
+		}
+	}
 }
 
 // sharedLoss is a cross-entropy of one call.

@@ -111,3 +111,39 @@ func TestSharedLossErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestLossOfWholeLogits: logits that are whole, and have as many classes as a rank has of those that
+// ranks share, are refused on all ranks.
+func TestLossOfWholeLogits(t *testing.T) {
+	for _, vocab := range []int{6, 5} { // 3 and 3 classes, and 3 and 2
+		failed := make([]error, 2)
+		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+			b := &nn.Build{Generator: tensor.NewGenerator(7)}
+			m, other := newClassifier(b, vocab), nn.NewLinear(b, 8, 3)
+			plan, err := ParsePlan("tokens: vocabulary\nhead: column\n.: logits")
+			if err != nil {
+				return err
+			}
+			shared, err := shareModel(ctx, g, m, plan, TPConfig{})
+			if err != nil {
+				return err
+			}
+			shared.t.lossFollows = func(*tensor.Tape) bool { return true }
+			_, failed[g.Rank()] = shared.pass(ctx, func(cc *nn.Ctx) *tensor.Tensor {
+				cc.Call(m, tensor.FromInt64([]int64{1, 2, 3, 4}, 2, 2))
+				whole := cc.Call(other, tensor.Zeros(2, 2, 8))
+				return cc.CallN(&nn.CrossEntropyLoss{}, whole, tensor.FromInt64([]int64{0, 1, 2, 0}, 2, 2))[0]
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("whole logits of 3 classes, in a model of which ranks share %d logits, 3 of them on rank 0", vocab)
+		for rank, err := range failed {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("rank %d: got %v, want %s", rank, err, want)
+			}
+		}
+	}
+}
