@@ -300,7 +300,7 @@ func TestSizes(t *testing.T) {
 		{Sizes{TP: 2}, 8, "[{replicate 4} {tp 2}]"},
 		{Sizes{Replicate: 1, TP: 2, PP: 2}, 8, "[{pp 2} {fsdp 2} {tp 2}]"},
 		{Sizes{Replicate: 2, FSDP: 1, EP: 2, CP: 2}, 8, "[{replicate 2} {ep 2} {cp 2}]"},
-		{Sizes{Replicate: 2, FSDP: 2}, 8, "mesh: replicate 2 × fsdp 2 = 4 ranks, and there are 8 ranks: 8 % 4 = 0; change"},
+		{Sizes{Replicate: 2, FSDP: 2}, 8, "mesh: replicate 2 × fsdp 2 = 4 ranks, and there are 8 ranks; change"},
 		{Sizes{TP: 3}, 8, "mesh: tp 3 = 3 ranks, and there are 8 ranks: 8 % 3 = 2; change"},
 		{Sizes{TP: -1}, 8, "mesh: axis tp has the size -1"},
 	} {

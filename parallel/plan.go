@@ -116,7 +116,7 @@ func ParsePlan(text string) (Plan, error) {
 	}
 	plan := Plan{}
 	number := 0
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(strings.TrimPrefix(text, "\ufeff")) { // a mark of some editors
 		number++
 		line, _, _ = strings.Cut(line, "#")
 		if line = strings.TrimSpace(line); line == "" {

@@ -15,7 +15,7 @@ import (
 )
 
 func TestParsePlan(t *testing.T) {
-	plan, err := ParsePlan(`
+	plan, err := ParsePlan("\ufeff" + `
 # a comment
 h.*.attn.c_attn:  column packed 3 in 12   # heads
 h.*.attn.c_proj:row

@@ -43,8 +43,12 @@ func (e *SizesError) Error() string {
 			given = append(given, fmt.Sprintf("%s %d", a.Name, a.Size))
 		}
 	}
-	return fmt.Sprintf("mesh: %s = %s, and there are %s: %d %% %d = %d; change the sizes or the number of ranks, or leave replicate or fsdp out to have it follow",
-		strings.Join(given, " × "), countRanks(known), countRanks(e.NumRanks), e.NumRanks, known, e.NumRanks%known)
+	rest := ""
+	if known > 0 && e.NumRanks%known != 0 {
+		rest = fmt.Sprintf(": %d %% %d = %d", e.NumRanks, known, e.NumRanks%known)
+	}
+	return fmt.Sprintf("mesh: %s = %s, and there are %s%s; change the sizes or the number of ranks, or leave replicate or fsdp out to have it follow",
+		strings.Join(given, " × "), countRanks(known), countRanks(e.NumRanks), rest)
 }
 
 // axes returns the axes in their order, with the sizes that were given.
