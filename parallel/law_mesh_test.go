@@ -117,7 +117,7 @@ func (d meshDraw) check(t *testing.T) error {
 var errRefused = errors.New("refused")
 
 // refusals are words of such errors.
-var refusals = []string{"channels on a rank can be a part of"}
+var refusals = []string{"channels on a rank can be a part of", "cannot share the"}
 
 func isRefused(err error) error {
 	if slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(err.Error(), words) }) {
