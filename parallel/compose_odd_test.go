@@ -103,6 +103,9 @@ func TestOddModelsComposed(t *testing.T) {
 		{busyMoE, Sizes{PP: n, CP: n}, "1f1b"},
 		{freezing(busyMoE, "model.layers.1", "model.layers.2.mlp.gate"), Sizes{EP: n}, ""},
 	} {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
 		t.Run(fmt.Sprintf("%s %+v %s", c.model.name, c.sizes, c.schedule), func(t *testing.T) {
 			ranks := c.sizes.product()
 			samplers := 1

@@ -73,7 +73,10 @@ func (cc contextCase) steps(ctx context.Context, s Strategy, numSteps, sampler, 
 // TestContextTrains: 30 steps over axis cp, alone and with other axes, have the losses of one
 // rank.
 func TestContextTrains(t *testing.T) {
-	const numSteps = 30
+	numSteps := 30
+	if testing.Short() {
+		numSteps = 2
+	}
 	mixed := contextCase{build: contextLlama(9, 2), time: 26, documents: [][]int{{7, 19}, {12, 3, 11}}, recompute: true}
 	dropping := contextCase{build: contextBERT(0.2), time: 21, padding: true}
 	low := contextCase{build: contextGPT, time: 24, low: true}

