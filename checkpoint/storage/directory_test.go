@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package storage_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// TestCommit: a stage becomes a checkpoint, once.
+func TestCommit(t *testing.T) {
+	ctx := t.Context()
+	dir := filepath.Join(t.TempDir(), "new", "run")
+	d := storage.Dir(dir)
+	if entries, err := d.List(ctx, ""); err != nil || len(entries) != 0 {
+		t.Fatalf("a directory that is not there has %v, %v", entries, err)
+	}
+	if free, known, err := d.Free(ctx); err != nil || known && free <= 0 {
+		t.Errorf("%d bytes are free, known %v, %v", free, known, err)
+	}
+	release, _, err := d.Lock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *storage.BusyError
+	if _, held, err := storage.Dir(dir).Lock(ctx); held || err != nil && !errors.As(err, &busy) {
+		t.Errorf("a second lock: held %v, %v", held, err)
+	}
+	release()
+	stages := make([]string, 2)
+	for i, id := range []string{"a", "b"} {
+		stages[i], _ = d.Stage("step-00000001", id)
+		if err := storage.WriteFile(ctx, d, stages[i]+"/data", []byte("bytes of "+id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Commit(ctx, stages[1], "step-00000001", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Commit(ctx, stages[0], "step-00000001", []byte("{}")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second commit: %v", err)
+	}
+	if b, err := storage.ReadFile(ctx, d, "step-00000001/data", 100); err != nil || string(b) != "bytes of b" {
+		t.Errorf("the checkpoint has %q, %v", b, err)
+	}
+	for _, name := range append(stages, "step-00000001") {
+		if err := d.Remove(ctx, name); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+}

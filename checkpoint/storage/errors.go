@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package storage
+
+import "fmt"
+
+// BusyError says that somebody else holds the lock of a storage.
+type BusyError struct {
+	Where string // the storage
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("storage: another save is under way in %s: give each run a place of its own", e.Where)
+}
+
+// CommittedError says that a checkpoint is in place and whole, and that something
+// failed after that: it may not survive a power failure.
+type CommittedError struct {
+	Name string // the checkpoint, with its storage
+	Err  error
+}
+
+func (e *CommittedError) Error() string {
+	return fmt.Sprintf("storage: %s is in place, but it may not survive a power failure: %v", e.Name, e.Err)
+}
+
+func (e *CommittedError) Unwrap() error { return e.Err }
