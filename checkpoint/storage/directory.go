@@ -35,11 +35,12 @@ var _ Storage = (*Directory)(nil)
 // A DirOption changes how a [Directory] works.
 type DirOption func(*Directory)
 
-// WithHook has a directory call before prior to each operation on its file system.
-// An error of before is the operation's; a write that fails so has written half.
-// It is how tests break a disk, see the package storagetest.
-func WithHook(before func(Op) error) DirOption {
-	return func(d *Directory) { d.disk.before = before }
+// WithHook has a directory call around in place of each operation on its file
+// system; do is the operation. An error that around returns is the operation's. A
+// write that around does not do has written half. It is how tests break a disk,
+// see the package storagetest.
+func WithHook(around func(op Op, do func() error) error) DirOption {
+	return func(d *Directory) { d.disk.around = around }
 }
 
 // WithoutSync leaves files to the kernel: nothing is durable. It is for

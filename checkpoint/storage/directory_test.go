@@ -10,7 +10,23 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/checkpoint/storage/storagetest"
 )
+
+// TestConformance: directories do what every storage does, with and without the hook.
+func TestConformance(t *testing.T) {
+	storagetest.Run(t, func(t *testing.T) storagetest.Place {
+		dir := t.TempDir()
+		return func() storage.Storage { return storage.Dir(dir) }
+	})
+	t.Run("Machine", func(t *testing.T) {
+		storagetest.Run(t, func(t *testing.T) storagetest.Place {
+			dir := t.TempDir()
+			m := storagetest.NewMachine(t, 1)
+			return func() storage.Storage { return m.Dir(dir) }
+		})
+	})
+}
 
 // TestCommit: a stage becomes a checkpoint, once.
 func TestCommit(t *testing.T) {

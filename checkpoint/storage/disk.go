@@ -4,6 +4,7 @@ package storage
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -36,27 +37,25 @@ type Op struct {
 // disk does every operation of a Directory to its file system, so that a test can
 // fail any one of them, or stop the world before it.
 type disk struct {
-	before func(Op) error // nil: nobody asks
+	around func(op Op, do func() error) error // nil: operations are just done
 	noSync bool
 }
 
-func (d *disk) ask(kind, path string) error { return d.askFor(Op{Kind: kind, Path: path}) }
-
-func (d *disk) askFor(op Op) error {
-	if d.before == nil {
-		return nil
+func (d *disk) do(op Op, do func() error) error {
+	if d.around == nil {
+		return do()
 	}
-	if err := d.before(op); err != nil {
+	if err := d.around(op, do); err != nil {
+		if errors.As(err, new(*fs.PathError)) || errors.As(err, new(*os.LinkError)) || errors.Is(err, io.EOF) {
+			return err
+		}
 		return &fs.PathError{Op: op.Kind, Path: op.Path, Err: err}
 	}
 	return nil
 }
 
 func (d *disk) mkdir(path string) error {
-	if err := d.ask(OpMkdir, path); err != nil {
-		return err
-	}
-	return os.Mkdir(path, 0o777)
+	return d.do(Op{Kind: OpMkdir, Path: path}, func() error { return os.Mkdir(path, 0o777) })
 }
 
 // mkdirAll makes a folder and those above it, and makes their names durable.
@@ -82,20 +81,30 @@ func (d *disk) mkdirAll(path string) error {
 	return d.syncDir(parent)
 }
 
-func (d *disk) create(path string) (*os.File, error) {
-	if err := d.ask(OpCreate, path); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+func (d *disk) create(path string) (f *os.File, err error) {
+	err = d.do(Op{Kind: OpCreate, Path: path}, func() error {
+		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		return err
+	})
+	return f, closeIf(err, f)
 }
 
-// write writes all of b, or after an asked error half of it.
+// write writes all of b, or half of it if the hook does not let it.
 func (d *disk) write(f *os.File, b []byte) error {
-	if err := d.askFor(Op{Kind: OpWrite, Path: f.Name(), Bytes: len(b)}); err != nil {
-		_, werr := f.Write(b[:len(b)/2])
-		return errors.Join(err, werr)
+	if d.around == nil {
+		_, err := f.Write(b)
+		return err
 	}
-	_, err := f.Write(b)
+	done := false
+	err := d.do(Op{Kind: OpWrite, Path: f.Name(), Bytes: len(b)}, func() error {
+		done = true
+		_, err := f.Write(b)
+		return err
+	})
+	if err != nil && !done {
+		_, werr := f.Write(b[:len(b)/2])
+		err = errors.Join(err, werr)
+	}
 	return err
 }
 
@@ -103,55 +112,38 @@ func (d *disk) sync(f *os.File) error {
 	if d.noSync {
 		return nil
 	}
-	if err := d.ask(OpSync, f.Name()); err != nil {
-		return err
-	}
-	return f.Sync()
+	return d.do(Op{Kind: OpSync, Path: f.Name()}, f.Sync)
 }
 
 func (d *disk) close(f *os.File) error {
-	// The descriptor goes in any case: a failing disk must not leak it.
-	if err := d.ask(OpClose, f.Name()); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	defer f.Close() // in any case: a failing disk must not leak a descriptor
+	return d.do(Op{Kind: OpClose, Path: f.Name()}, f.Close)
 }
 
 func (d *disk) syncDir(path string) error {
 	if d.noSync {
 		return nil
 	}
-	if err := d.ask(OpSyncDir, path); err != nil {
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
+	return d.do(Op{Kind: OpSyncDir, Path: path}, func() error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return f.Sync()
+	})
 }
 
 func (d *disk) rename(from, to string) error {
-	if err := d.askFor(Op{Kind: OpRename, Path: from, To: to}); err != nil {
-		return err
-	}
-	return os.Rename(from, to)
+	return d.do(Op{Kind: OpRename, Path: from, To: to}, func() error { return os.Rename(from, to) })
 }
 
 func (d *disk) link(from, to string) error {
-	if err := d.askFor(Op{Kind: OpLink, Path: from, To: to}); err != nil {
-		return err
-	}
-	return os.Link(from, to)
+	return d.do(Op{Kind: OpLink, Path: from, To: to}, func() error { return os.Link(from, to) })
 }
 
 func (d *disk) remove(path string) error {
-	if err := d.ask(OpRemove, path); err != nil {
-		return err
-	}
-	return os.Remove(path)
+	return d.do(Op{Kind: OpRemove, Path: path}, func() error { return os.Remove(path) })
 }
 
 // removeAll removes a file, or a folder with all that is in it. It goes on
@@ -183,30 +175,44 @@ func (d *disk) removeAll(path string) error {
 	return nil
 }
 
-func (d *disk) open(path string) (*os.File, error) {
-	if err := d.ask(OpOpen, path); err != nil {
-		return nil, err
-	}
-	st, err := os.Stat(path) // opening a pipe would wait for its writer
-	if err != nil {
-		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: OpOpen, Path: path, Err: errors.New("it is not a regular file")}
-	}
-	return os.Open(path)
+func (d *disk) open(path string) (f *os.File, err error) {
+	err = d.do(Op{Kind: OpOpen, Path: path}, func() error {
+		st, err := os.Stat(path) // opening a pipe would wait for its writer
+		if err != nil {
+			return err
+		}
+		if !st.Mode().IsRegular() {
+			return &fs.PathError{Op: OpOpen, Path: path, Err: errors.New("it is not a regular file")}
+		}
+		f, err = os.Open(path)
+		return err
+	})
+	return f, closeIf(err, f)
 }
 
-func (d *disk) readAt(f *os.File, b []byte, at int64) (int, error) {
-	if err := d.askFor(Op{Kind: OpRead, Path: f.Name(), Bytes: len(b)}); err != nil {
-		return 0, err
+// closeIf closes a file whose operation a hook has failed afterwards.
+func closeIf(err error, f *os.File) error {
+	if err != nil && f != nil {
+		f.Close()
 	}
-	return f.ReadAt(b, at)
+	return err
 }
 
-func (d *disk) list(path string) ([]os.DirEntry, error) {
-	if err := d.ask(OpList, path); err != nil {
-		return nil, err
+func (d *disk) readAt(f *os.File, b []byte, at int64) (n int, err error) {
+	if d.around == nil {
+		return f.ReadAt(b, at)
 	}
-	return os.ReadDir(path)
+	err = d.do(Op{Kind: OpRead, Path: f.Name(), Bytes: len(b)}, func() error {
+		n, err = f.ReadAt(b, at)
+		return err
+	})
+	return n, err
+}
+
+func (d *disk) list(path string) (found []os.DirEntry, err error) {
+	err = d.do(Op{Kind: OpList, Path: path}, func() error {
+		found, err = os.ReadDir(path)
+		return err
+	})
+	return found, err
 }
