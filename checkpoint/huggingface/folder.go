@@ -3,15 +3,17 @@
 package huggingface
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 const (
@@ -25,70 +27,115 @@ const (
 
 // Folder is an opened folder of weights. It may be read by several goroutines.
 type Folder struct {
-	dir    string
-	shards []*safetensors.File
-	infos  []safetensors.Info
-	where  map[string]*safetensors.File // by tensor
+	name    string
+	from    storage.Storage
+	shards  []*safetensors.File
+	objects []storage.Object // of the shards, in the same order
+	infos   []safetensors.Info
+	where   map[string]*safetensors.File // by tensor
 }
 
-// Open opens the weights in dir: one file, or the shards of an index. Close it
-// after use.
-func Open(dir string) (_ *Folder, err error) {
-	f := &Folder{dir: dir, where: map[string]*safetensors.File{}}
+// Open opens the weights in the directory dir, as [OpenIn] does.
+func Open(dir string) (*Folder, error) { return OpenIn(context.Background(), storage.Dir(dir), dir) }
+
+// OpenIn opens the weights in a storage, which name stands for in errors: one file, or
+// the shards of an index. Without both, all files of weights that the storage lists are
+// shards. Close it after use.
+func OpenIn(ctx context.Context, from storage.Storage, name string) (_ *Folder, err error) {
+	f := &Folder{name: name, from: from, where: map[string]*safetensors.File{}}
 	defer func() {
 		if err != nil {
 			f.Close()
 		}
 	}()
-	single, err := safetensors.Open(filepath.Join(dir, singleFile))
-	if err == nil {
-		f.shards = []*safetensors.File{single}
-		f.infos = single.Infos()
-		for _, info := range f.infos {
-			f.where[info.Name] = single
-		}
+	switch err := f.openShard(ctx, singleFile); {
+	case err == nil:
 		return f, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
-	text, err := readJSON(filepath.Join(dir, indexFile))
+	text, err := f.ReadFile(ctx, indexFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("huggingface: %s has neither %s nor %s: is it a folder that save_pretrained wrote, with safetensors?", dir, singleFile, indexFile)
+		return f, f.openListed(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	index, err := parseIndex(filepath.Join(dir, indexFile), text)
+	index, err := parseIndex(f.path(indexFile), text)
 	if err != nil {
 		return nil, err
 	}
-	return f, f.openShards(index)
+	return f, f.openShards(ctx, index)
+}
+
+// path returns how errors call a file of the folder.
+func (f *Folder) path(name string) string { return strings.TrimSuffix(f.name, "/") + "/" + name }
+
+// openShard opens a file. Two files that have the same tensor are an error.
+func (f *Folder) openShard(ctx context.Context, name string) error {
+	o, err := f.from.Open(ctx, name)
+	if err != nil {
+		return fmt.Errorf("huggingface: %s: %w", f.path(name), err)
+	}
+	shard, err := safetensors.NewFile(o, o.Size(), f.path(name))
+	if err != nil {
+		return errors.Join(err, o.Close())
+	}
+	f.shards, f.objects = append(f.shards, shard), append(f.objects, o)
+	for _, info := range shard.Infos() {
+		if other := f.where[info.Name]; other != nil {
+			return fmt.Errorf("huggingface: %s: the tensor %q is in two shards, %s and %s", f.name, info.Name, path.Base(other.Name()), name)
+		}
+		f.where[info.Name] = shard
+		f.infos = append(f.infos, info)
+	}
+	return nil
 }
 
 // openShards opens the files that an index names. Which tensors there are they say
 // themselves, as for Hugging Face's tools: an index may lack some, or promise some
 // that only other models have, and who loads a model misses those that it wants.
-func (f *Folder) openShards(index index) error {
+func (f *Folder) openShards(ctx context.Context, index index) error {
 	for _, name := range index.shards() {
-		shard, err := safetensors.Open(filepath.Join(f.dir, name))
-		if err != nil {
-			return fmt.Errorf("huggingface: shard of %s: %w", filepath.Join(f.dir, indexFile), err)
+		if err := f.openShard(ctx, name); err != nil {
+			return fmt.Errorf("huggingface: shard of %s: %w", f.path(indexFile), err)
 		}
-		f.shards = append(f.shards, shard)
-		for _, info := range shard.Infos() {
-			if other := f.where[info.Name]; other != nil {
-				return index.errorf("the tensor %q is in two shards, %s and %s", info.Name, filepath.Base(other.Name()), name)
-			}
-			f.where[info.Name] = shard
-			f.infos = append(f.infos, info)
+	}
+	return nil
+}
+
+// openListed opens all files of weights in a folder without an index.
+func (f *Folder) openListed(ctx context.Context) error {
+	entries, err := f.from.List(ctx, "")
+	if err != nil {
+		return fmt.Errorf("huggingface: %s: %w", f.name, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsFolder && strings.HasSuffix(e.Name, ".safetensors") && !strings.HasPrefix(e.Name, ".") {
+			names = append(names, e.Name)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return fmt.Errorf("huggingface: %s has neither %s nor %s: is it a folder that save_pretrained wrote, with safetensors?", f.name, singleFile, indexFile)
+	case len(names) > maxShards:
+		return fmt.Errorf("huggingface: %s has %d files of weights, more than the %d allowed", f.name, len(names), maxShards)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if err := f.openShard(ctx, name); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // Name returns the folder's path.
-func (f *Folder) Name() string { return f.dir }
+func (f *Folder) Name() string { return f.name }
+
+// Files returns the opened files of weights, shard after shard.
+func (f *Folder) Files() []*safetensors.File { return slices.Clone(f.shards) }
 
 // Infos returns name, dtype and shape of every tensor, shard after shard.
 func (f *Folder) Infos() []safetensors.Info { return slices.Clone(f.infos) }
@@ -115,37 +162,37 @@ func (f *Folder) ReadRange(name string, dst []byte, offset int64) error {
 func (f *Folder) find(name string) (*safetensors.File, error) {
 	shard := f.where[name]
 	if shard == nil {
-		return nil, fmt.Errorf("huggingface: %s has no tensor %q", f.dir, name)
+		return nil, fmt.Errorf("huggingface: %s has no tensor %q", f.name, name)
 	}
 	return shard, nil
 }
 
 // Config returns the text of config.json.
-func (f *Folder) Config() ([]byte, error) { return readJSON(filepath.Join(f.dir, configFile)) }
+func (f *Folder) Config() ([]byte, error) { return f.ReadFile(context.Background(), configFile) }
+
+// ReadFile reads a file of at most 64 MiB that lies beside the weights.
+func (f *Folder) ReadFile(ctx context.Context, name string) ([]byte, error) {
+	o, err := f.from.Open(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("huggingface: %s: %w", f.path(name), err)
+	}
+	defer o.Close()
+	if o.Size() > maxJSON {
+		return nil, fmt.Errorf("huggingface: %s has more than the %d bytes allowed", f.path(name), maxJSON)
+	}
+	text, err := io.ReadAll(io.NewSectionReader(o, 0, o.Size()))
+	if err != nil {
+		return nil, fmt.Errorf("huggingface: %s: %w", f.path(name), err)
+	}
+	return text, nil
+}
 
 // Close closes all files.
 func (f *Folder) Close() error {
 	var errs []error
-	for _, s := range f.shards {
-		errs = append(errs, s.Close())
+	for _, o := range f.objects {
+		errs = append(errs, o.Close())
 	}
-	f.shards = nil
+	f.shards, f.objects = nil, nil
 	return errors.Join(errs...)
-}
-
-// readJSON reads a file of at most maxJSON bytes.
-func readJSON(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("huggingface: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxJSON+1))
-	if err != nil {
-		return nil, fmt.Errorf("huggingface: %w", err)
-	}
-	if len(text) > maxJSON {
-		return nil, fmt.Errorf("huggingface: %s has more than the %d bytes allowed", path, maxJSON)
-	}
-	return text, nil
 }

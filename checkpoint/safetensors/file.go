@@ -14,6 +14,7 @@ import (
 // File is an open safetensors file whose header has been checked.
 type File struct {
 	name     string
+	size     int64
 	r        io.ReaderAt
 	closer   io.Closer // nil when the caller owns r
 	entries  []Entry   // by offset
@@ -76,7 +77,7 @@ func NewFile(r io.ReaderAt, size int64, name string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &File{name: name, r: r, entries: entries, metadata: metadata, index: make(map[string]int, len(entries))}
+	f := &File{name: name, size: size, r: r, entries: entries, metadata: metadata, index: make(map[string]int, len(entries))}
 	for i, e := range entries {
 		f.index[e.Name] = i
 	}
@@ -97,6 +98,9 @@ func readFull(r io.ReaderAt, b []byte, off int64) error {
 
 // Name returns the name given to Open or NewFile.
 func (f *File) Name() string { return f.name }
+
+// Size returns the bytes of the file.
+func (f *File) Size() int64 { return f.size }
 
 // Entries returns the tensors in the order of their bytes. The slice belongs
 // to the file: do not change it.

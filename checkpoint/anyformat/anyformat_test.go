@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package anyformat
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// at returns the location of a path on this machine.
+func at(path string) Location {
+	l := Location{Text: path, Parent: storage.Dir(filepath.Dir(path)), Name: filepath.Base(path)}
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		l.Inside = storage.Dir(path)
+	}
+	return l
+}
+
+// write makes a file and the folders above it.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// encode returns a safetensors file of one tensor for each name, whose bytes count up.
+func encode(t *testing.T, names ...string) string {
+	t.Helper()
+	var tensors []safetensors.Tensor
+	for i, name := range names {
+		data := make([]byte, 24)
+		for j := range data {
+			data[j] = byte(i + j)
+		}
+		tensors = append(tensors, safetensors.Tensor{Info: safetensors.Info{Name: name, DType: safetensors.F32, Shape: []int{2, 3}}, Data: data})
+	}
+	var b strings.Builder
+	if err := safetensors.Write(&b, tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestRecognize: the content of a file or folder says what it is, whatever its name is.
+func TestRecognize(t *testing.T) {
+	weights := encode(t, "a", "b")
+	manifest := `{"format": "cohort-checkpoint", "version": 1, "step": 3, "files": []}`
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		open  string // relative to the folder; "" is the folder
+		want  Kind
+		fault string // part of the error
+	}{
+		{"safetensors", map[string]string{"x.bin": weights}, "x.bin", Safetensors, ""},
+		{"torch", map[string]string{"x.safetensors": "PK\x03\x04 and more"}, "x.safetensors", Torch, ""},
+		{"old torch", map[string]string{"x.pt": "\x80\x02\x8a\nl\xfc"}, "x.pt", Torch, ""},
+		{"folder", map[string]string{"model.safetensors": weights, "config.json": "{}"}, "", HuggingFace, ""},
+		{"index", map[string]string{"model.safetensors.index.json": "{}"}, "", HuggingFace, ""},
+		{"adapter", map[string]string{"adapter_model.safetensors": weights}, "", HuggingFace, ""},
+		{"unindexed shards", map[string]string{"part1.safetensors": weights}, "", HuggingFace, ""},
+		{"torch folder", map[string]string{"pytorch_model.bin": "PK\x03\x04"}, "", Torch, ""},
+		{"dcp", map[string]string{".metadata": "\x80\x04", "__0_0.distcp": ""}, "", DCP, ""},
+		{"checkpoint", map[string]string{"manifest.json": manifest, "model.safetensors": weights}, "", Checkpoint, ""},
+		{"damaged manifest", map[string]string{"manifest.json": "\x00\x01", "model.safetensors": weights}, "", Checkpoint, ""},
+		{"manifest of another tool", map[string]string{"manifest.json": `{"name": "app"}`, "model.safetensors": weights}, "", HuggingFace, ""},
+		{"run", map[string]string{"step-00000003/manifest.json": manifest}, "", Run, ""},
+		{"run with only a stage", map[string]string{"step-00000003.tmp-1/x": ""}, "", Run, ""},
+		{"absent", nil, "x", "", "x does not exist"},
+		{"empty folder", map[string]string{"x/y": ""}, "x/../e", "", "e is empty"},
+		{"empty file", map[string]string{"x": ""}, "x", "", "is an empty file"},
+		{"short", map[string]string{"x": "abc"}, "x", "", "has only 3 bytes"},
+		{"other folder", map[string]string{"a.txt": "", "b/c": ""}, "", "", `it has ["a.txt" "b"]`},
+		{"gguf", map[string]string{"model.safetensors": "GGUF\x03\x00\x00\x00\x00\x00"}, "model.safetensors", "", "is a GGUF file"},
+		{"pointer", map[string]string{"x": "version https://git-lfs.github.com/spec/v1\n"}, "x", "", "git lfs pull"},
+		{"json", map[string]string{"x": `{"weight_map": {}}`}, "x", "", "give the folder that it lies in"},
+		{"text", map[string]string{"x": "some text of somebody"}, "x", "", "is in no format that Cohort reads"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, "e"), 0o777); err == nil && c.open == "" {
+				os.Remove(filepath.Join(dir, "e"))
+			}
+			for name, text := range c.files {
+				write(t, filepath.Join(dir, name), text)
+			}
+			got, err := Recognize(context.Background(), at(filepath.Join(dir, c.open)))
+			if got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("it is %q, error %v; want %q, %q", got, err, c.want, c.fault)
+			}
+		})
+	}
+}
+
+func TestOpenWithoutPermission(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root may read everything")
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "m", "model.safetensors"), encode(t, "a"))
+	if err := os.Chmod(filepath.Join(dir, "m"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(filepath.Join(dir, "m"), 0o777)
+	_, err := Open(context.Background(), at(filepath.Join(dir, "m")))
+	if !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestOpen: a run, a folder and a file give the tensors that were written.
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"run/step-00000003/manifest.json":           `{"format": "cohort-checkpoint"`,
+		"run/step-00000003/model.safetensors":       encode(t, "old"),
+		"run/step-00000012/model.safetensors":       encode(t, "a", "b"),
+		"run/step-00000012/optimizer.safetensors":   encode(t, "exp_avg.a"),
+		"run/step-00000040.tmp-1/model.safetensors": encode(t, "unfinished"),
+		"hub/model.safetensors":                     encode(t, "a", "b"),
+		"parts/one.safetensors":                     encode(t, "a"),
+		"parts/two.safetensors":                     encode(t, "b"),
+		"adapter/adapter_model.safetensors":         encode(t, "a", "b"),
+		"file":                                      encode(t, "a", "b"),
+	} {
+		write(t, filepath.Join(dir, name), text)
+	}
+	for _, name := range []string{"run", "run/step-00000012", "hub", "parts", "adapter", "file"} {
+		if name == "run/step-00000012" {
+			write(t, filepath.Join(dir, name, "manifest.json"), `{"format": "cohort-checkpoint"`)
+		}
+		in, err := Open(context.Background(), at(filepath.Join(dir, name)))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		s, err := in.Section(ModelSection)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := ""
+		for _, info := range s.Source.Infos() {
+			names += info.Name
+		}
+		if names != "ab" {
+			t.Errorf("%s has the tensors %s", name, names)
+		}
+		if name == "run" && (in.Step != 12 || !strings.HasSuffix(in.Where, "run/step-00000012")) {
+			t.Errorf("the newest checkpoint is %s, step %d", in.Where, in.Step)
+		}
+		if _, err := in.Section("x"); err == nil || !strings.Contains(err.Error(), `has no section "x"`) {
+			t.Errorf("a section that is not there: %v", err)
+		}
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestNumbersOfEightBits compares every value with PyTorch's.
+func TestNumbersOfEightBits(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "float8.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden map[string][]string
+	if err := json.Unmarshal(text, &golden); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range golden {
+		d, _ := safetensors.ParseDType(name)
+		decode, size := decoder(d)
+		if size != 1 || len(want) != 256 {
+			t.Fatalf("%s: %d bytes, %d values", name, size, len(want))
+		}
+		for i, w := range want {
+			var v [1]float64
+			decode(v[:], []byte{byte(i)})
+			var number float64
+			fmt.Sscan(w, &number)
+			if v[0] != number && !(v[0] != v[0] && w == "nan") {
+				t.Errorf("%s: byte %d is %v, PyTorch has %s", name, i, v[0], w)
+			}
+		}
+	}
+}

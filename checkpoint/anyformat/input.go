@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package anyformat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/huggingface"
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+)
+
+// Section is a part of what was saved: the model or the optimizer.
+type Section struct {
+	Name   string
+	Source checkpoint.Source
+}
+
+// ModelSection is the section of the formats that have only one.
+const ModelSection = "model"
+
+// Input is an opened checkpoint of any format. Close it after use.
+type Input struct {
+	Kind     Kind
+	Where    string // the location, of a run with the checkpoint's name
+	Step     int    // -1 where the format has none
+	Sections []Section
+	Files    []File // that the tensors lie in
+	closers  []io.Closer
+}
+
+// File is a file of an input.
+type File struct {
+	Name  string
+	Bytes int64
+}
+
+// Section returns a section by its name. The error names those that there are.
+func (in *Input) Section(name string) (Section, error) {
+	var names []string
+	for _, s := range in.Sections {
+		if s.Name == name {
+			return s, nil
+		}
+		names = append(names, s.Name)
+	}
+	return Section{}, fmt.Errorf("%s has no section %q: it has %q", in.Where, name, names)
+}
+
+// Close closes all files.
+func (in *Input) Close() error {
+	var errs []error
+	for _, c := range in.closers {
+		errs = append(errs, c.Close())
+	}
+	in.closers = nil
+	return errors.Join(errs...)
+}
+
+// Open opens what lies at a location. Of a run it is the newest checkpoint.
+func Open(ctx context.Context, at Location) (_ *Input, err error) {
+	kind, err := Recognize(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	in := &Input{Kind: kind, Where: at.Text, Step: -1}
+	defer func() {
+		if err != nil {
+			in.Close()
+		}
+	}()
+	switch kind {
+	case Safetensors:
+		return in, in.openFile(ctx, at, at.Name, ModelSection)
+	case HuggingFace:
+		return in, in.openFolder(ctx, at)
+	case Run:
+		return in, in.openRun(ctx, at)
+	case Checkpoint:
+		return in, in.openCheckpoint(ctx, at, "")
+	}
+	return nil, fmt.Errorf("%s is a %s, which this program cannot read", at.Text, kind)
+}
+
+// openFile opens one safetensors file as a section.
+func (in *Input) openFile(ctx context.Context, at Location, name, section string) error {
+	from, text := at.Parent, at.Text
+	if at.Inside != nil {
+		from, text = at.Inside, strings.TrimSuffix(at.Text, "/")+"/"+name
+	}
+	o, err := from.Open(ctx, name)
+	if err != nil {
+		return openError(Location{Text: text}, err)
+	}
+	in.closers = append(in.closers, o)
+	f, err := safetensors.NewFile(o, o.Size(), text)
+	if err != nil {
+		return err
+	}
+	in.Sections = append(in.Sections, Section{section, f})
+	in.Files = append(in.Files, File{name, o.Size()})
+	return nil
+}
+
+func (in *Input) openFolder(ctx context.Context, at Location) error {
+	if isAdapter, err := has(ctx, at, adapterFile); err != nil {
+		return err
+	} else if isAdapter {
+		if whole, err := has(ctx, at, weightsFile); err != nil {
+			return err
+		} else if !whole {
+			return in.openFile(ctx, at, adapterFile, ModelSection)
+		}
+	}
+	f, err := huggingface.OpenIn(ctx, at.Inside, at.Text)
+	if err != nil {
+		return err
+	}
+	in.closers = append(in.closers, f)
+	in.Sections = []Section{{ModelSection, f}}
+	for _, shard := range f.Files() {
+		name := shard.Name()
+		in.Files = append(in.Files, File{name[strings.LastIndexByte(name, '/')+1:], shard.Size()})
+	}
+	return nil
+}
+
+// openRun opens the newest checkpoint of a run.
+func (in *Input) openRun(ctx context.Context, at Location) error {
+	entries, err := at.Inside.List(ctx, "")
+	if err != nil {
+		return openError(at, err)
+	}
+	newest, name := -1, ""
+	for _, e := range entries {
+		digits, ok := strings.CutPrefix(e.Name, "step-")
+		if step, err := strconv.Atoi(digits); ok && err == nil && e.IsFolder && step > newest {
+			newest, name = step, e.Name
+		}
+	}
+	if newest < 0 {
+		return &UnknownError{at.Text, "has no whole checkpoint, only what saves left that did not end"}
+	}
+	in.Where, in.Step = strings.TrimSuffix(at.Text, "/")+"/"+name, newest
+	return in.openCheckpoint(ctx, at, name)
+}
+
+// openCheckpoint opens the checkpoint in a folder of a location, or the location itself.
+func (in *Input) openCheckpoint(ctx context.Context, at Location, folder string) error {
+	entries, err := at.Inside.List(ctx, folder)
+	if err != nil {
+		return openError(at, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name, ".safetensors") {
+			names = append(names, e.Name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		path := name
+		if folder != "" {
+			path = folder + "/" + name
+		}
+		if err := in.openFile(ctx, at, path, strings.TrimSuffix(name, ".safetensors")); err != nil {
+			return err
+		}
+	}
+	if len(in.Sections) == 0 {
+		return &UnknownError{in.Where, "has no file of tensors"}
+	}
+	return nil
+}
