@@ -19,6 +19,8 @@
 //   - help.go: the help of all commands, and what shells complete.
 //   - suggestions.go: what is said about unknown commands and flags ("did you
 //     mean").
+//   - ckpt.go: what the commands of cohort ckpt have in common; ckpt_tree.go: trees and
+//     columns.
 //   - flag_values.go: types of flags; progress_bar.go: progress on a terminal.
 //
 // A new flag of cohort train for all recipes is not declared here, but in
@@ -79,6 +81,7 @@ func report(err error, stderr io.Writer) int {
 	var job *launch.Error
 	var config *launch.ConfigError
 	var usage usageError
+	var answer answerError
 	switch {
 	case err == nil:
 		return 0
@@ -93,6 +96,9 @@ func report(err error, stderr io.Writer) int {
 		errorfile.Refuse(err) // a launcher above need not try again
 		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitUsage
+	case errors.As(err, &answer):
+		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		return exitDiffers
 	default:
 		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitFailed

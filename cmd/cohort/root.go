@@ -23,7 +23,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	}{
 		{"Models", []*cobra.Command{newTrainCommand(), newEvalCommand(), newGenerateCommand(), newTokenizeCommand()}},
 		{"Jobs", []*cobra.Command{newRunCommand(), newTokenCommand(), newStoreCommand()}},
-		{"Looking into jobs", []*cobra.Command{newRecorderCommand(), newDataCommand(), newScheduleCommand(), newRPCCommand()}},
+		{"Looking into jobs and checkpoints", []*cobra.Command{newCkptCommand(), newRecorderCommand(), newDataCommand(), newScheduleCommand(), newRPCCommand()}},
 		{"This machine and this program", []*cobra.Command{newBenchCommand(), newEnvCommand(), newVersionCommand()}},
 	}
 	root := &cobra.Command{
