@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // Section is a part of what was saved: the model or the optimizer.
@@ -31,7 +32,8 @@ type Input struct {
 	Where    string // the location, of a run with the checkpoint's name
 	Step     int    // -1 where the format has none
 	Sections []Section
-	Files    []File // that the tensors lie in
+	Files    []File          // that the tensors lie in
+	beside   storage.Storage // where the files of the model lie, nil where there are none
 	closers  []io.Closer
 }
 
@@ -69,7 +71,7 @@ func Open(ctx context.Context, at Location) (_ *Input, err error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Input{Kind: kind, Where: at.Text, Step: -1}
+	in := &Input{Kind: kind, Where: at.Text, Step: -1, beside: at.Inside}
 	defer func() {
 		if err != nil {
 			in.Close()

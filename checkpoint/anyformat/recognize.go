@@ -178,6 +178,9 @@ func recognizeFolder(ctx context.Context, at Location) (Kind, error) {
 		return f.kind, nil
 	}
 	entries, err := at.Inside.List(ctx, "")
+	if errors.Is(err, errors.ErrUnsupported) {
+		return "", &UnknownError{at.Text, fmt.Sprintf("has no %s, %s, %s or %s, and this server lists no files: give the address of a checkpoint or of a file", manifestFile, weightsFile, indexFile, dcpFile)}
+	}
 	if err != nil {
 		return "", openError(at, err)
 	}

@@ -9,7 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -123,12 +125,41 @@ func (f *Folder) openListed(ctx context.Context) error {
 		return fmt.Errorf("huggingface: %s has %d files of weights, more than the %d allowed", f.name, len(names), maxShards)
 	}
 	slices.Sort(names)
+	if missing := missingShard(names); missing != "" {
+		return fmt.Errorf("huggingface: %s lacks the shard %s, which the names of the others promise: copy it again", f.name, missing)
+	}
 	for _, name := range names {
 		if err := f.openShard(ctx, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// numbered finds the numbers in the name of a shard.
+var numbered = regexp.MustCompile(`^(.*-)(\d{5})-of-(\d{5})(\.safetensors)$`)
+
+// missingShard returns the name of a shard that is not among sorted names, though they say
+// how many there are; "" if none is missing.
+func missingShard(names []string) string {
+	seen := map[string]bool{} // without the number of the shard
+	for _, name := range names {
+		m := numbered.FindStringSubmatch(name)
+		if m == nil || seen[m[1]+m[3]] {
+			continue
+		}
+		seen[m[1]+m[3]] = true
+		n, _ := strconv.Atoi(m[3])
+		first, _ := strconv.Atoi(m[2])
+		first = min(first, 1) // some tools count from 0
+		for i := range n {
+			want := fmt.Sprintf("%s%05d-of-%s%s", m[1], i+first, m[3], m[4])
+			if _, found := slices.BinarySearch(names, want); !found {
+				return want
+			}
+		}
+	}
+	return ""
 }
 
 // Name returns the folder's path.

@@ -119,7 +119,7 @@ func writeAll(dir string, shards [][]safetensors.Info, values map[string]*tensor
 	for i, infos := range shards {
 		name := o.Weights
 		if len(shards) > 1 {
-			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
+			name = shardName(i, len(shards))
 		}
 		raw := make([]safetensors.Tensor, len(infos))
 		for j, info := range infos {

@@ -26,7 +26,7 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	infos, data := make([]Info, len(tensors)), make(map[string][]byte, len(tensors))
 	for i, t := range tensors {
 		infos[i], data[t.Name] = t.Info, t.Data
-		if err := t.checkSize(t.Data); err != nil {
+		if err := t.checkSize(int64(len(t.Data))); err != nil {
 			return err
 		}
 	}
@@ -38,6 +38,22 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 // the order of [Ordered]. The bytes must stay as they are until the next call. An error
 // of data is returned as it is, and the file is not whole then.
 func WriteEach(w io.Writer, infos []Info, metadata map[string]string, data func(info Info) ([]byte, error)) error {
+	return WriteFrom(w, infos, metadata, func(w io.Writer, info Info) error {
+		b, err := data(info)
+		if err != nil {
+			return err
+		}
+		if err := info.checkSize(int64(len(b))); err != nil || len(b) == 0 {
+			return err
+		}
+		_, err = w.Write(b)
+		return err
+	})
+}
+
+// WriteFrom is [WriteEach] for tensors of which not even one need be there whole: write
+// writes the bytes of a tensor to w, in as many pieces as it likes.
+func WriteFrom(w io.Writer, infos []Info, metadata map[string]string, write func(w io.Writer, info Info) error) error {
 	infos, err := Ordered(infos)
 	if err != nil {
 		return err
@@ -50,21 +66,27 @@ func WriteEach(w io.Writer, infos []Info, metadata map[string]string, data func(
 		return err
 	}
 	for _, info := range infos {
-		b, err := data(info)
-		if err != nil {
+		counted := &counter{Writer: w}
+		if err := write(counted, info); err != nil {
 			return err
 		}
-		if err := info.checkSize(b); err != nil {
-			return err
-		}
-		if len(b) == 0 {
-			continue
-		}
-		if _, err := w.Write(b); err != nil {
+		if err := info.checkSize(counted.n); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// counter counts what is written.
+type counter struct {
+	io.Writer
+	n int64
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.Writer.Write(b)
+	c.n += int64(n)
+	return n, err
 }
 
 // Ordered returns tensors in the order in which a file has their bytes. A name that is
@@ -84,10 +106,10 @@ func Ordered(infos []Info) ([]Info, error) {
 
 // checkSize reports bytes that are not those of a tensor. An info that is of no tensor
 // is for the header to report.
-func (i Info) checkSize(b []byte) error {
-	if want := i.NumBytes(); want >= 0 && int64(len(b)) != want {
+func (i Info) checkSize(n int64) error {
+	if want := i.NumBytes(); want >= 0 && n != want {
 		return &FormatError{Tensor: i.Name, Offset: -1,
-			Problem: fmt.Sprintf("is given with %d bytes, but shape %v of %v has %d", len(b), i.Shape, i.DType, want)}
+			Problem: fmt.Sprintf("is given with %d bytes, but shape %v of %v has %d", n, i.Shape, i.DType, want)}
 	}
 	return nil
 }

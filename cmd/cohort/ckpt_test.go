@@ -196,3 +196,41 @@ func TestInBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestCkptConvertToHuggingFace: the folder has the same tensors and the files of the model,
+// and appears whole or not at all.
+func TestCkptConvertToHuggingFace(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "deep", "out")
+	writeWeights(t, filepath.Join(in, "model.safetensors"), layered(5), func(name string, i int) float32 { return float32(len(name) + i) })
+	if err := os.WriteFile(filepath.Join(in, "config.json"), []byte(`{"model_type": "x"}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	text, errs, code := ckpt("convert", in, out, "--to", "huggingface", "--files", "3")
+	if code != 0 || errs != "" || text != out+": 13 tensors\n" {
+		t.Fatalf("exit code %d\n%s%s", code, text, errs)
+	}
+	if _, errs, code := ckpt("diff", in, out); code != 0 {
+		t.Errorf("they differ: %s", errs)
+	}
+	for _, name := range []string{"config.json", "model.safetensors.index.json", "model-00003-of-00003.safetensors"} {
+		if _, err := os.Stat(filepath.Join(out, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, errs, code := ckpt("convert", in, out, "--to", "huggingface"); code != exitFailed || !strings.Contains(errs, "is not empty") {
+		t.Errorf("a full folder: exit code %d, %s", code, errs)
+	}
+	if _, errs, code := ckpt("convert", in, out+"2", "--to", "huggingface", "--files", "40"); code != exitFailed || !strings.Contains(errs, "40 files for 13 tensors") {
+		t.Errorf("too many files: exit code %d, %s", code, errs)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "deep", "*")); len(left) != 1 {
+		t.Errorf("a failure leaves %q", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "deep", ".*")); len(left) > 0 {
+		t.Errorf("a failure leaves %q", left)
+	}
+	if _, errs, code := ckpt("convert", in, out+"2", "--to", "onnx"); code != exitUsage || !strings.Contains(errs, `--to "onnx": want one of`) {
+		t.Errorf("another format: exit code %d, %s", code, errs)
+	}
+}

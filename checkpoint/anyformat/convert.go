@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package anyformat
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/huggingface"
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// Progress is told how many bytes of tensors were written.
+type Progress func(done, total int64)
+
+// copier copies tensors of a source, piece by piece, and counts their bytes.
+type copier struct {
+	ctx         context.Context
+	done, total int64
+	progress    Progress
+}
+
+func newCopier(ctx context.Context, progress Progress, sources ...checkpoint.Source) *copier {
+	c := &copier{ctx: ctx, progress: progress}
+	for _, s := range sources {
+		for _, info := range s.Infos() {
+			c.total += max(info.NumBytes(), 0)
+		}
+	}
+	return c
+}
+
+// tensor writes the bytes of a tensor to w.
+func (c *copier) tensor(w io.Writer, src checkpoint.Source, info safetensors.Info) error {
+	return Pieces(c.ctx, src, info, func(b []byte, _ int64) error {
+		_, err := w.Write(b)
+		c.advance(len(b))
+		return err
+	})
+}
+
+func (c *copier) advance(n int) {
+	c.done += int64(n)
+	if c.progress != nil {
+		c.progress(c.done, c.total)
+	}
+}
+
+// WriteHuggingFace writes a section as a folder that Hugging Face's tools open, with the
+// companions of the input (its configuration, its tokenizer) beside. The folder must not
+// exist, or be empty.
+func WriteHuggingFace(ctx context.Context, to Location, in *Input, section Section, o huggingface.WriteOptions, progress Progress) error {
+	if o.Files == nil {
+		files, err := in.Companions(ctx)
+		if err != nil {
+			return err
+		}
+		o.Files = files
+	}
+	return inNewFolder(ctx, to, func(folder storage.Storage) error {
+		c := newCopier(ctx, progress, section.Source)
+		return huggingface.Write(ctx, folder, section.Source.Infos(), o, func(w io.Writer, info safetensors.Info) error {
+			return c.tensor(w, section.Source, info)
+		})
+	})
+}
+
+// inNewFolder calls write with a folder, which appears at a location if write returns nil. On a
+// storage that cannot rename, write must leave last what makes the folder whole.
+func inNewFolder(ctx context.Context, to Location, write func(folder storage.Storage) error) error {
+	if err := checkFree(ctx, to); err != nil {
+		return err
+	}
+	parent, ok := to.Parent.(*storage.Directory)
+	if !ok {
+		return write(to.Inside)
+	}
+	path := parent.Path(to.Name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	suffix := make([]byte, 4)
+	rand.Read(suffix) // never fails
+	temp := filepath.Join(filepath.Dir(path), "."+to.Name+".tmp-"+hex.EncodeToString(suffix))
+	if err := os.Mkdir(temp, 0o777); err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp) // gone after the rename
+	if err := write(storage.Dir(temp)); err != nil {
+		return &renamedError{strings.ReplaceAll(err.Error(), temp, to.Text), err}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+// renamedError has the name that the user knows in place of that of a temporary folder.
+type renamedError struct {
+	text string
+	err  error
+}
+
+func (e *renamedError) Error() string { return e.text }
+func (e *renamedError) Unwrap() error { return e.err }
+
+func syncFolder(path string) (err error) {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	return d.Sync()
+}
+
+// checkFree reports a location that has something already.
+func checkFree(ctx context.Context, to Location) error {
+	if to.Inside == nil {
+		return &AccessError{to.Text, "is a file, and a folder is to be written: give another name", fs.ErrExist}
+	}
+	entries, err := to.Inside.List(ctx, "")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return openError(to, err)
+	}
+	if len(entries) > 0 {
+		return &AccessError{to.Text, "is not empty: give the checkpoint a folder of its own", fs.ErrExist}
+	}
+	return nil
+}
+
+// maxCompanion bounds the files beside the weights that are copied.
+const maxCompanion = 64 << 20
+
+// companions are the endings of files beside weights that belong to a model.
+var companions = []string{".json", ".model", ".txt", ".jinja", ".md"}
+
+// isCompanion reports whether a file beside the weights belongs to the model: its
+// configuration, its tokenizer. The files of a run that only Cohort knows do not.
+func isCompanion(name string) bool {
+	switch name {
+	case manifestFile, "progress.json":
+		return false
+	}
+	return slices.ContainsFunc(companions, func(end string) bool { return strings.HasSuffix(name, end) }) &&
+		!strings.HasSuffix(name, ".index.json") && !strings.HasPrefix(name, ".") && !strings.HasPrefix(name, "part-")
+}
+
+// usualCompanions are asked for by name where a storage lists nothing.
+var usualCompanions = []string{configFile, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+	"vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"}
+
+// Companions reads the files beside the weights that belong to the model.
+func (in *Input) Companions(ctx context.Context) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	if in.beside == nil {
+		return files, nil
+	}
+	names := usualCompanions
+	entries, err := in.beside.List(ctx, "")
+	switch {
+	case err == nil:
+		names = nil
+		for _, e := range entries {
+			if !e.IsFolder && isCompanion(e.Name) && e.Size <= maxCompanion {
+				names = append(names, e.Name)
+			}
+		}
+	case !errors.Is(err, errors.ErrUnsupported):
+		return nil, fmt.Errorf("%s: %w", in.Where, err)
+	}
+	for _, name := range names {
+		text, err := storage.ReadFile(ctx, in.beside, name, maxCompanion)
+		switch {
+		case err == nil:
+			files[name] = text
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		}
+	}
+	return files, nil
+}
