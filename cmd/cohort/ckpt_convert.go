@@ -35,15 +35,14 @@ func newCkptConvertCommand() *cobra.Command {
 		Long: `Write the tensors of a checkpoint of any format in another format. OUT must not exist, or
 be an empty folder; it appears whole or not at all. The bytes of tensors are not changed.
 
-  huggingface  a folder with model.safetensors, or with shards and their index, and
-               the configuration and the tokenizer of IN: what transformers opens. It
-               has the model only
+  huggingface  a folder that transformers opens: the model in one file or in
+               shards with their index, its configuration and its tokenizer
 
 Memory does not depend on the size: tensors are copied piece by piece.`,
 		Example: `  cohort ckpt convert out/lm hub --to huggingface`,
 		Args:    numArgs(2, "a checkpoint and where to write"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains(outputFormats, format) {
+			if format == "" || !slices.Contains(outputFormats, format) {
 				return usageError{fmt.Errorf("ckpt convert: --to %q: want one of %s", format, strings.Join(outputFormats, ", "))}
 			}
 			o := huggingface.WriteOptions{NumShards: numFiles}
@@ -90,7 +89,7 @@ Memory does not depend on the size: tensors are copied piece by piece.`,
 	cmd.Flags().IntVar(&numFiles, "files", 0, "number of files of weights (default: as many as --max-shard asks for)")
 	cmd.Flags().Var(&shards, "max-shard", "most bytes of a file of weights (default: 5 GB)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	oneOf(cmd.Flags(), "to", outputFormats...)
+	oneOf(cmd.Flags(), "to", "FORMAT")
 	return cmd
 }
 
