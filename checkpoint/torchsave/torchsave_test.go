@@ -236,7 +236,7 @@ func TestBoxesOfViews(t *testing.T) {
 
 // torch.load with weights_only=True opens what Write has written, also mapped into memory.
 func TestPyTorchLoads(t *testing.T) {
-	python := torchtest.Python(t, "import torch; torch.uint16; torch.float8_e8m0fnu")
+	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), "import torch; torch.uint16; torch.float8_e8m0fnu")
 	v, data := written(rand.New(rand.NewPCG(seeded.Of(t), 3)))
 	dir := t.TempDir()
 	little, bigEndian := filepath.Join(dir, "x.pt"), filepath.Join(dir, "big.pt")

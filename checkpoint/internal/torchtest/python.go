@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package torchtest runs Python programs with PyTorch for the tests of file formats: PyTorch
-// is their oracle. It looks for python3, Debian's interpreter, and those that
-// COHORT_TEST_PYTHONS lists with colons between them. A test is skipped where none of them has
-// what it needs, and in short runs.
+// is their oracle. It looks at the interpreters that the test lists, which are those of
+// COHORT_TEST_PYTHONS, and at python3. A test is skipped where none of them has what it needs,
+// and in short runs.
 package torchtest
 
 import (
@@ -21,8 +21,9 @@ var (
 )
 
 // Python returns an interpreter that can run the imports, such as
-// "import torch.distributed.checkpoint". It skips the test if there is none.
-func Python(t testing.TB, imports string) string {
+// "import torch.distributed.checkpoint". It skips the test if there is none. listed are
+// interpreters with colons between them, as in COHORT_TEST_PYTHONS.
+func Python(t testing.TB, listed, imports string) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("importing PyTorch takes seconds: short runs do without")
@@ -31,7 +32,7 @@ func Python(t testing.TB, imports string) string {
 	defer mu.Unlock()
 	python, looked := found[imports]
 	if !looked {
-		python = look(imports)
+		python = look(listed, imports)
 		found[imports] = python
 	}
 	if python == "" {
@@ -40,9 +41,9 @@ func Python(t testing.TB, imports string) string {
 	return python
 }
 
-func look(imports string) string {
+func look(listed, imports string) string {
 	// The listed ones come first: they are newer than what a system has.
-	names := append(filepath.SplitList(os.Getenv("COHORT_TEST_PYTHONS")), "python3", "/usr/bin/python3")
+	names := append(filepath.SplitList(listed), "python3", "/usr/bin/python3")
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil && exec.Command(path, "-c", imports).Run() == nil {
 			return path
