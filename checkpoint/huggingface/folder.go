@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cohort-ml/cohort/checkpoint/internal/boxes"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
@@ -33,8 +34,8 @@ type Folder struct {
 	from    storage.Storage
 	shards  []*safetensors.File
 	objects []storage.Object // of the shards, in the same order
-	infos   []safetensors.Info
-	where   map[string]*safetensors.File // by tensor
+	order   []*stored
+	where   map[string]*stored // by tensor
 }
 
 // Open opens the weights in the directory dir, as [OpenIn] does.
@@ -44,7 +45,7 @@ func Open(dir string) (*Folder, error) { return OpenIn(context.Background(), sto
 // the shards of an index. Without both, all files of weights that the storage lists are
 // shards. Close it after use.
 func OpenIn(ctx context.Context, from storage.Storage, name string) (_ *Folder, err error) {
-	f := &Folder{name: name, from: from, where: map[string]*safetensors.File{}}
+	f := &Folder{name: name, from: from, where: map[string]*stored{}}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -52,7 +53,7 @@ func OpenIn(ctx context.Context, from storage.Storage, name string) (_ *Folder, 
 	}()
 	switch err := f.openShard(ctx, singleFile); {
 	case err == nil:
-		return f, nil
+		return f, f.check()
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
@@ -84,15 +85,36 @@ func (f *Folder) openShard(ctx context.Context, name string) error {
 		return errors.Join(err, o.Close())
 	}
 	f.shards, f.objects = append(f.shards, shard), append(f.objects, o)
-	for _, info := range shard.Infos() {
-		if other := f.where[info.Name]; other != nil {
-			return fmt.Errorf("huggingface: %s: the tensor %q is in two shards, %s and %s", f.name, info.Name, path.Base(other.Name()), name)
+	starts, err := parseSharding(shard)
+	if err != nil {
+		return err
+	}
+	for _, e := range shard.Entries() {
+		t := f.where[e.Name]
+		if t == nil {
+			t = &stored{info: e.Info}
+			t.info.Shape = slices.Clone(e.Shape)
+			f.where[e.Name], f.order = t, append(f.order, t)
 		}
-		f.where[info.Name] = shard
-		f.infos = append(f.infos, info)
+		if err := t.add(storedBox{shard, o, e, starts[e.Name]}); err != nil {
+			return fmt.Errorf("huggingface: %s: the tensor %q %w", f.name, e.Name, err)
+		}
 	}
 	return nil
 }
+
+// check reports tensors of which boxes are missing.
+func (f *Folder) check() error {
+	for _, t := range f.order {
+		if err := t.check(); err != nil {
+			return fmt.Errorf("huggingface: %s: the tensor %q %w", f.name, t.info.Name, err)
+		}
+	}
+	return nil
+}
+
+// baseName returns the name of a file without its folder.
+func baseName(f *safetensors.File) string { return path.Base(f.Name()) }
 
 // openShards opens the files that an index names. Which tensors there are they say
 // themselves, as for Hugging Face's tools: an index may lack some, or promise some
@@ -103,7 +125,7 @@ func (f *Folder) openShards(ctx context.Context, index index) error {
 			return fmt.Errorf("huggingface: shard of %s: %w", f.path(indexFile), err)
 		}
 	}
-	return nil
+	return f.check()
 }
 
 // openListed opens all files of weights in a folder without an index.
@@ -133,7 +155,7 @@ func (f *Folder) openListed(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return f.check()
 }
 
 // numbered finds the numbers in the name of a shard.
@@ -169,33 +191,49 @@ func (f *Folder) Name() string { return f.name }
 func (f *Folder) Files() []*safetensors.File { return slices.Clone(f.shards) }
 
 // Infos returns name, dtype and shape of every tensor, shard after shard.
-func (f *Folder) Infos() []safetensors.Info { return slices.Clone(f.infos) }
+func (f *Folder) Infos() []safetensors.Info {
+	infos := make([]safetensors.Info, len(f.order))
+	for i, t := range f.order {
+		infos[i] = t.info
+	}
+	return infos
+}
 
 // ReadTensor reads a tensor's bytes into dst, which must be exactly as long.
 func (f *Folder) ReadTensor(name string, dst []byte) error {
-	shard, err := f.find(name)
+	t, err := f.find(name)
 	if err != nil {
 		return err
 	}
-	return shard.ReadTensor(name, dst)
+	if b := t.boxes[0]; b.start == nil {
+		return b.shard.ReadTensor(name, dst)
+	}
+	return f.ReadBox(name, make([]int, len(t.info.Shape)), t.info.Shape, dst)
 }
 
-// ReadRange reads len(dst) bytes of a tensor from its byte offset on.
+// ReadRange reads len(dst) bytes of a tensor from its byte offset on. Of a tensor that lies in
+// boxes it reads whole elements.
 func (f *Folder) ReadRange(name string, dst []byte, offset int64) error {
-	shard, err := f.find(name)
+	t, err := f.find(name)
 	if err != nil {
 		return err
 	}
-	return shard.ReadRange(name, dst, offset)
+	if b := t.boxes[0]; b.start == nil {
+		return b.shard.ReadRange(name, dst, offset)
+	}
+	if err := boxes.ReadRange(t.info.Shape, t.size(), dst, offset, t.readBox); err != nil {
+		return fmt.Errorf("huggingface: %s: tensor %q: %w", f.name, name, err)
+	}
+	return nil
 }
 
-// find returns the file that holds a tensor.
-func (f *Folder) find(name string) (*safetensors.File, error) {
-	shard := f.where[name]
-	if shard == nil {
+// find returns a tensor.
+func (f *Folder) find(name string) (*stored, error) {
+	t := f.where[name]
+	if t == nil {
 		return nil, fmt.Errorf("huggingface: %s has no tensor %q", f.name, name)
 	}
-	return shard, nil
+	return t, nil
 }
 
 // Config returns the text of config.json.
