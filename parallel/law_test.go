@@ -127,21 +127,12 @@ func (d draw) check(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	own := rounding{}
-	if err := d.compare(got, want, own); err != nil {
-		if own, err = d.rounding(t.Context(), want); err != nil {
-			return fmt.Errorf("one rank: %w", err)
-		}
-		if err := d.compare(got, want, own); err != nil {
-			return err
-		}
-		numRounded++
+	own := &ownRounding{measure: func() (rounding, error) { return d.rounding(t.Context(), want) }}
+	if err := own.judge(func(own rounding) error { return d.compare(got, want, own) }); err != nil {
+		return err
 	}
 	return d.reload(t, got, want, own, dir)
 }
-
-// numRounded is how many draws needed more than the plain limits.
-var numRounded int
 
 // onRanks trains on ranks; see onRank.
 func (d draw) onRanks(t *testing.T, from map[string]part, dir string) (outcome, error) {
@@ -235,32 +226,6 @@ func joinParts(parts []part, shape []int, c cut) (part, error) {
 	return all, nil
 }
 
-// rounding is how far one rank's results may be from themselves: by its absolute
-// error. Sums that nearly cancel have more of it than the limits allow.
-type rounding struct {
-	losses, evaluations, norms, scales []float64 // of each step; none is 0
-	grads, state                       map[string]float64
-}
-
-// nth returns one of the numbers of steps, 0 if there is none.
-func nth(steps []float64, i int) float64 {
-	if i < len(steps) {
-		return steps[i]
-	}
-	return 0
-}
-
-// raise makes the most that the numbers of steps may be off as large as ten times the difference of
-// two outcomes.
-func raise(most *[]float64, a, b []float64) {
-	for i := range b {
-		if i == len(*most) {
-			*most = append(*most, 0)
-		}
-		(*most)[i] = max((*most)[i], 10*math.Abs(a[i]-b[i]))
-	}
-}
-
 // rounding trains variants of one rank.
 func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
 	share := 1e-6
@@ -269,49 +234,6 @@ func (d draw) rounding(ctx context.Context, want outcome) (rounding, error) {
 	}
 	return roundingOf(want, share, func() (map[string]float64, error) { return d.terms(ctx) },
 		func(variant int) (outcome, error) { return d.alone(ctx, variant) })
-}
-
-// roundingOf takes ten times what is furthest from want among variants. Gradients may
-// also be off by a share of what the single batches contribute: their terms.
-func roundingOf(want outcome, share float64, terms func() (map[string]float64, error), train func(variant int) (outcome, error)) (rounding, error) {
-	var r rounding
-	var err error
-	if r.grads, err = terms(); err != nil {
-		return r, err
-	}
-	largest := 0.0
-	for _, g := range want.grads {
-		for _, e := range g.elements {
-			largest = max(largest, math.Abs(e))
-		}
-	}
-	for name := range r.grads { // some gradients are zero but for rounding
-		r.grads[name] = max(share*r.grads[name], share/2*largest)
-	}
-	r.state = make(map[string]float64)
-	for variant := 1; variant <= 4; variant++ {
-		other, err := train(variant)
-		if err != nil {
-			return r, fmt.Errorf("variant %d: %w", variant, err)
-		}
-		raise(&r.losses, other.losses, want.losses)
-		raise(&r.evaluations, other.evaluations, want.evaluations)
-		raise(&r.norms, other.norms, want.norms)
-		raise(&r.scales, other.scales, want.scales)
-		spread(r.grads, other.grads, want.grads)
-		spread(r.state, other.state, want.state)
-	}
-	return r, nil
-}
-
-// spread raises the most that elements may be off to ten times the difference of
-// two outcomes.
-func spread(most map[string]float64, a, b map[string]part) {
-	for name := range b {
-		for i, e := range a[name].elements {
-			most[name] = max(most[name], 10*math.Abs(e-b[name].elements[i]))
-		}
-	}
 }
 
 // compare says what of two outcomes differs by more than a limit and by more than
@@ -407,7 +329,7 @@ func closeParts(what string, got, want map[string]part, limit float64, own map[s
 
 // reload loads the state of the ranks, or the checkpoint that they have saved, into
 // a new model that is split in another way, and compares what its next step begins with.
-func (d draw) reload(t *testing.T, got, want outcome, own rounding, dir string) error {
+func (d draw) reload(t *testing.T, got, want outcome, own *ownRounding, dir string) error {
 	other := d
 	if d.shards() {
 		other.Replicate, other.Shard, other.OneAxis = d.Shard, d.Replicate, false
@@ -423,7 +345,7 @@ func (d draw) reload(t *testing.T, got, want outcome, own rounding, dir string) 
 	case d.Mixed:
 		limit = 3e-2
 	}
-	return reloadedAs(again, want, own, limit)
+	return own.judge(func(own rounding) error { return reloadedAs(again, want, own, limit) })
 }
 
 // reloadedAs compares the step after a reload with the one that follows on one rank.
