@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -196,5 +197,57 @@ func TestNumbersOfEightBits(t *testing.T) {
 				t.Errorf("%s: byte %d is %v, PyTorch has %s", name, i, v[0], w)
 			}
 		}
+	}
+}
+
+// TestTorchSections: the dicts of a program are sections, names with dots are none.
+func TestTorchSections(t *testing.T) {
+	in, err := Open(context.Background(), at(filepath.Join("testdata", "nested.pt")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	names := func(in *Input) (all []string) {
+		for _, s := range in.Sections {
+			for _, info := range s.Source.Infos() {
+				all = append(all, s.Name+": "+info.Name)
+			}
+		}
+		return all
+	}
+	want := []string{"model: weight", "model: bias", "optimizer: state.0.step", "optimizer: state.0.exp_avg", "optimizer: state.0.exp_avg_sq",
+		"optimizer: state.1.step", "optimizer: state.1.exp_avg", "optimizer: state.1.exp_avg_sq"}
+	if got := names(in); !slices.Equal(got, want) {
+		t.Errorf("the sections are %q, want %q", got, want)
+	}
+	// A state dict that is written and read again has its names.
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "w"), encode(t, "model.a.weight", "model.b.weight"))
+	weights, err := Open(context.Background(), at(filepath.Join(dir, "w")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weights.Close()
+	var done, total int64
+	if err := WriteTorch(context.Background(), at(filepath.Join(dir, "w.pt")), weights.Sections, func(d, t int64) { done, total = d, t }); err != nil {
+		t.Fatal(err)
+	}
+	if done != 48 || total != 48 {
+		t.Errorf("%d of %d bytes were written, want 48", done, total)
+	}
+	again, err := Open(context.Background(), at(filepath.Join(dir, "w.pt")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if got := names(again); !slices.Equal(got, names(weights)) {
+		t.Errorf("the sections are %q, want %q", got, names(weights))
+	}
+	d, err := Compare(context.Background(), weights.Sections[0].Source, again.Sections[0].Source, nil)
+	if err != nil || !d.Equal() || d.NumEqual != 2 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if err := WriteTorch(context.Background(), at(filepath.Join(dir, "w.pt")), weights.Sections, nil); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a file that is there: %v", err)
 	}
 }

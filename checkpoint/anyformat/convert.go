@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/checkpoint/torchsave"
 )
 
 // Progress is told how many bytes of tensors were written.
@@ -74,6 +75,59 @@ func WriteHuggingFace(ctx context.Context, to Location, in *Input, section Secti
 			return c.tensor(w, section.Source, info)
 		})
 	})
+}
+
+// WriteTorch writes sections as one file of torch.save: the state dict of the only one, or
+// a dict with the state dict of each under its name. The file must not exist.
+func WriteTorch(ctx context.Context, to Location, sections []Section, progress Progress) error {
+	if err := checkNoFile(ctx, to); err != nil {
+		return err
+	}
+	f, err := to.Parent.Create(ctx, to.Name)
+	if err != nil {
+		return openError(to, err)
+	}
+	defer f.Abort()
+	var sources []checkpoint.Source
+	for _, s := range sections {
+		sources = append(sources, s.Source)
+	}
+	c := newCopier(ctx, progress, sources...)
+	dicts := map[string]any{}
+	for _, s := range sections {
+		dict := map[string]any{}
+		for _, info := range s.Source.Infos() {
+			dict[info.Name] = torchsave.NewTensor(info, func(dst []byte, offset int64) error {
+				if err := context.Cause(ctx); err != nil {
+					return err
+				}
+				err := s.Source.ReadRange(info.Name, dst, offset)
+				c.advance(len(dst))
+				return err
+			})
+		}
+		dicts[s.Name] = dict
+	}
+	var value any = dicts
+	if len(sections) == 1 {
+		value = dicts[sections[0].Name]
+	}
+	if err := torchsave.Write(f, value); err != nil {
+		return fmt.Errorf("%s: %w", to.Text, err)
+	}
+	return f.Close()
+}
+
+// checkNoFile reports a location that is taken.
+func checkNoFile(ctx context.Context, to Location) error {
+	o, err := to.Parent.Open(ctx, to.Name)
+	switch {
+	case err == nil:
+		return errors.Join(&AccessError{to.Text, "is there already: give another name", fs.ErrExist}, o.Close())
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return openError(to, err)
 }
 
 // inNewFolder calls write with a folder, which appears at a location if write returns nil. On a

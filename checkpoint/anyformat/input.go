@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/checkpoint/torchsave"
 )
 
 // Section is a part of what was saved: the model or the optimizer.
@@ -32,9 +33,11 @@ type Input struct {
 	Where    string // the location, of a run with the checkpoint's name
 	Step     int    // -1 where the format has none
 	Sections []Section
-	Files    []File          // that the tensors lie in
-	beside   storage.Storage // where the files of the model lie, nil where there are none
-	closers  []io.Closer
+	Files    []File // that the tensors lie in
+	// Refused are the tensors that cannot be read, by name.
+	Refused map[string]error
+	beside  storage.Storage // where the files of the model lie, nil where there are none
+	closers []io.Closer
 }
 
 // File is a file of an input.
@@ -82,6 +85,8 @@ func Open(ctx context.Context, at Location) (_ *Input, err error) {
 		return in, in.openFile(ctx, at, at.Name, ModelSection)
 	case HuggingFace:
 		return in, in.openFolder(ctx, at)
+	case Torch:
+		return in, in.openTorch(ctx, at)
 	case Run:
 		return in, in.openRun(ctx, at)
 	case Checkpoint:
@@ -131,6 +136,47 @@ func (in *Input) openFolder(ctx context.Context, at Location) error {
 		in.Files = append(in.Files, File{name[strings.LastIndexByte(name, '/')+1:], shard.Size()})
 	}
 	return nil
+}
+
+// openTorch opens a file of torch.save, or a folder with one.
+func (in *Input) openTorch(ctx context.Context, at Location) error {
+	from, name, text := at.Parent, at.Name, at.Text
+	if at.Inside != nil {
+		if indexed, err := has(ctx, at, torchIndexFile); err != nil {
+			return err
+		} else if indexed {
+			return &UnknownError{at.Text, "has shards of torch.save (" + torchIndexFile + "): open it with transformers, and save it with safetensors"}
+		}
+		from, name, text = at.Inside, torchFile, strings.TrimSuffix(at.Text, "/")+"/"+torchFile
+	}
+	o, err := from.Open(ctx, name)
+	if err != nil {
+		return openError(Location{Text: text}, err)
+	}
+	in.closers = append(in.closers, o)
+	f, err := torchsave.NewFile(o, o.Size(), text, torchsave.Limits{})
+	if err != nil {
+		return err
+	}
+	in.Files = append(in.Files, File{name, o.Size()})
+	in.Refused = f.Refused()
+	keys := map[string]string{}
+	for _, leaf := range f.Leaves() {
+		if key, ok := firstKey(leaf.Path); ok {
+			keys[leaf.Name] = key
+		}
+	}
+	in.Sections, err = split(f, keys)
+	return err
+}
+
+// firstKey returns the first key of a place that is in a dict within the outermost one.
+func firstKey(path []any) (string, bool) {
+	if len(path) < 2 {
+		return "", false
+	}
+	key, ok := path[0].(string)
+	return key, ok
 }
 
 // openRun opens the newest checkpoint of a run.

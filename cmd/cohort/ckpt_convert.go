@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,8 +21,43 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// outputFormats are the values of --to.
-var outputFormats = []string{"huggingface"}
+// converter writes an input in a format.
+type converter struct {
+	// sections are those that the format has a place for; nil is all.
+	sections []string
+	write    func(ctx context.Context, to anyformat.Location, in *anyformat.Input, sections []anyformat.Section, o huggingface.WriteOptions, progress anyformat.Progress) error
+}
+
+// converters are the formats of --to.
+var converters = map[string]converter{
+	"huggingface": {[]string{anyformat.ModelSection}, func(ctx context.Context, to anyformat.Location, in *anyformat.Input, sections []anyformat.Section, o huggingface.WriteOptions, progress anyformat.Progress) error {
+		return anyformat.WriteHuggingFace(ctx, to, in, sections[0], o, progress)
+	}},
+	"torch": {[]string{anyformat.ModelSection}, func(ctx context.Context, to anyformat.Location, _ *anyformat.Input, sections []anyformat.Section, _ huggingface.WriteOptions, progress anyformat.Progress) error {
+		return anyformat.WriteTorch(ctx, to, sections, progress)
+	}},
+}
+
+// take returns the sections of an input that the format has a place for, and the names of the
+// others.
+func (c converter) take(in *anyformat.Input) (taken []anyformat.Section, left []string, err error) {
+	left = []string{}
+	for _, s := range in.Sections {
+		if c.sections == nil || slices.Contains(c.sections, s.Name) {
+			taken = append(taken, s)
+		} else {
+			left = append(left, s.Name)
+		}
+	}
+	if len(taken) == 0 {
+		_, err := in.Section(c.sections[0])
+		return nil, nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(in.Refused)) {
+		return nil, nil, fmt.Errorf("%w; without this tensor the checkpoint would not be whole", in.Refused[name])
+	}
+	return taken, left, nil
+}
 
 func newCkptConvertCommand() *cobra.Command {
 	var asJSON bool
@@ -33,17 +70,21 @@ func newCkptConvertCommand() *cobra.Command {
 		Use:   "convert IN OUT --to FORMAT",
 		Short: "Write a checkpoint in the format of another tool",
 		Long: `Write the tensors of a checkpoint of any format in another format. OUT must not exist, or
-be an empty folder; it appears whole or not at all. The bytes of tensors are not changed.
+be an empty folder where a folder is written; it appears whole or not at all. The bytes of tensors are not changed.
 
   huggingface  a folder that transformers opens: the model in one file or in
                shards with their index, its configuration and its tokenizer
+  torch        a file with the state dict of the model, which torch.load opens
+               with weights_only=True
 
 Memory does not depend on the size: tensors are copied piece by piece.`,
-		Example: `  cohort ckpt convert out/lm hub --to huggingface`,
-		Args:    numArgs(2, "a checkpoint and where to write"),
+		Example: `  cohort ckpt convert out/lm hub --to huggingface
+  cohort ckpt convert hub model.pt --to torch`,
+		Args: numArgs(2, "a checkpoint and where to write"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if format == "" || !slices.Contains(outputFormats, format) {
-				return usageError{fmt.Errorf("ckpt convert: --to %q: want one of %s", format, strings.Join(outputFormats, ", "))}
+			c, known := converters[format]
+			if !known {
+				return usageError{fmt.Errorf("ckpt convert: --to %q: want one of %s", format, strings.Join(slices.Sorted(maps.Keys(converters)), ", "))}
 			}
 			o := huggingface.WriteOptions{NumShards: numFiles}
 			if len(shardBytes) > 0 {
@@ -58,30 +99,28 @@ Memory does not depend on the size: tensors are copied piece by piece.`,
 			if err != nil {
 				return err
 			}
-			section, err := in.Section(anyformat.ModelSection)
+			sections, left, err := c.take(in)
 			if err != nil {
 				return err
 			}
 			bar := newProgressBar(cmd.ErrOrStderr())
 			defer bar.end()
-			if err := anyformat.WriteHuggingFace(cmd.Context(), to, in, section, o, bar.show); err != nil {
+			if err := c.write(cmd.Context(), to, in, sections, o, bar.show); err != nil {
 				return err
 			}
 			bar.end()
-			var left []string
-			for _, s := range in.Sections {
-				if s.Name != section.Name {
-					left = append(left, s.Name)
-				}
-			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), map[string]any{"in": in.Where, "out": args[1], "format": format, "left_out": left})
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s", visible.Text(args[1]), plural(len(section.Source.Infos()), "tensor"))
-			if len(left) > 0 {
-				fmt.Fprintf(cmd.OutOrStdout(), "; the format has no place for: %s", visible.Text(strings.Join(left, ", ")))
+			numTensors := 0
+			for _, s := range sections {
+				numTensors += len(s.Source.Infos())
 			}
-			fmt.Fprintln(cmd.OutOrStdout())
+			text := fmt.Sprintf("%s: %s", args[1], plural(numTensors, "tensor"))
+			if len(left) > 0 {
+				text += "; the format has no place for: " + strings.Join(left, ", ")
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), visible.Text(text))
 			return err
 		},
 	}

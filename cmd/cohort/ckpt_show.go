@@ -5,7 +5,9 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -57,7 +59,7 @@ ranks, the tree has their number and shape.`,
 				switch {
 				case depth > 0:
 					return depth
-				case name == optimizerSection && section == "" && !all:
+				case name == anyformat.OptimizerSection && section == "" && !all:
 					return 1
 				}
 				return math.MaxInt
@@ -74,8 +76,6 @@ ranks, the tree has their number and shape.`,
 	cmd.Flags().IntVar(&depth, "depth", 0, "depth of the modules that are shown (default: all)")
 	return cmd
 }
-
-const optimizerSection = "optimizer"
 
 // boxed is a source whose tensors lie in boxes.
 type boxed interface{ Boxes(name string) []mesh.Box }
@@ -119,6 +119,8 @@ type shownInput struct {
 	Step     *int           `json:"step,omitempty"`
 	Sections []shownSection `json:"sections"`
 	Files    []shownFile    `json:"files"`
+	// Refused says why tensors cannot be read, by name.
+	Refused map[string]string `json:"refused,omitempty"`
 }
 
 func describeInput(in *anyformat.Input, sections []anyformat.Section) shownInput {
@@ -138,6 +140,12 @@ func describeInput(in *anyformat.Input, sections []anyformat.Section) shownInput
 			t.Tensors = append(t.Tensors, shown)
 		}
 		out.Sections = append(out.Sections, t)
+	}
+	for name, err := range in.Refused {
+		if out.Refused == nil {
+			out.Refused = map[string]string{}
+		}
+		out.Refused[name] = err.Error()
 	}
 	for _, f := range in.Files {
 		out.Files = append(out.Files, shownFile(f))
@@ -181,6 +189,12 @@ func showInput(b *strings.Builder, in *anyformat.Input, sections []anyformat.Sec
 			rows = append(rows, []string{l.name, l.dtype, l.shape, l.boxes, l.size})
 		}
 		writeColumns(b, rows, width, 4)
+	}
+	if len(in.Refused) > 0 {
+		fmt.Fprintf(b, "\n%s cannot be read:\n", plural(len(in.Refused), "tensor"))
+		for _, name := range slices.Sorted(maps.Keys(in.Refused)) {
+			fmt.Fprintf(b, "  %s\n", visible.Text(in.Refused[name].Error()))
+		}
 	}
 }
 
