@@ -24,15 +24,6 @@ func Claim(dir string) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	release, _, err = lockFile(f, &BusyError{Dir: dir, Run: true})
+	release, _, err = lockFile(f, &BusyError{Dir: dir})
 	return release, err
-}
-
-// lockDir locks a directory for one save.
-func lockDir(dir string) (unlock func(), locked bool, err error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, false, err
-	}
-	return lockFile(f, &BusyError{Dir: dir})
 }

@@ -1,38 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package checkpoint saves the state of a training run so that it is on disk
-// whole or not at all, and finds it again.
+// Package checkpoint saves the state of a training run so that it is there whole or not at
+// all, and loads it on any number of ranks.
 //
-// A run has one directory; each checkpoint is a directory in it:
+// # Mental model
 //
-//	DIR/step-00000123/model.safetensors      the weights, for PyTorch and Hugging Face tools too
-//	                  optimizer.safetensors  the optimizer's state
-//	                  progress.json          where the run was (Progress)
-//	                  manifest.json          size and CRC-32C of every other file
+// A [State] is what a rank holds: tensors in sections ([Model], [Optimizer]), and values that
+// JSON can write. All ranks list the same tensors, and a [Part] says which part of a tensor this
+// rank holds. [Save] and [Load] are calls of all ranks:
 //
-// [Save] writes the files into DIR/step-00000123.tmp-RANDOM, makes each of
-// them and the directory durable (fsync), and renames the directory: the one
-// instant at which the checkpoint comes to be. Whatever happens before it,
-// kill -9, a full disk, a power failure, leaves the checkpoints before it as
-// they were and a .tmp directory that the next Save removes. Old checkpoints
-// go only after the new one is durable.
+//	state := checkpoint.State{Sections: map[string][]checkpoint.Part{checkpoint.Model: parts}}
+//	step, err := checkpoint.Load(ctx, group, storage.Dir("out"), state)
+//	for ; err == nil && step < steps; step++ { …
+//		err = checkpoint.Save(ctx, group, storage.Dir("out"), step+1, state)
 //
-// Where ranks hold parts of tensors, the file still has the whole ones. [WriteParts]
-// puts one tensor together at a time, on rank 0, and [LoadParts] reads what a rank
-// holds: so a checkpoint goes on any number of ranks, and no rank has it all.
+// Saving, each rank writes its own boxes (see [mesh.Boxes]) into files of its own. What several
+// ranks hold is dealt out to them, and each writes a share. No rank plans for the others: who
+// writes what is a function of the list that all have. Loading, each rank reads the bytes that
+// it needs of whatever boxes there are. So a run goes on on any mesh.
 //
-// [Latest] lists the directory and returns the newest checkpoint whose every
-// byte agrees with its manifest, and by name those it had to pass over.
+// A storage ([storage.Storage]) has the checkpoints of one run, each in a folder:
 //
-// Concurrency: one save at a time in a directory; a second one, from whatever
-// process, gets a [BusyError]. Reading needs no lock and may go on during a
-// save. A [Writer] and its files may be used by several goroutines, each file
-// by one at a time; a [Checkpoint] is not changed after it was returned.
+//	step-00000123/model.safetensors      tensors, or model-00001-of-00004.safetensors, …
+//	              optimizer.safetensors
+//	              config.json            further files of the program
+//	              manifest.json          what is there, see [Manifest]
 //
-// Caveats. The bytes are checked when a checkpoint is opened, not again when
-// tensors are read from it. Files that the manifest does not list are ignored
-// (a reader's notes do no harm) and go when their checkpoint is pruned. On a
-// file system without locks (some network ones) saves are not kept apart and
-// what a killed save left is not removed. The zero values of Writer and
-// Checkpoint are not usable.
+// The files of a section have the names and the form that Hugging Face's tools read, if each
+// tensor is whole in one file. Files with parts of tensors have the metadata that PyTorch's
+// HuggingFaceStorageReader reads. The manifest has a CRC-32C of each MiB of each box and of each
+// file, and every byte that is loaded is compared with it.
+//
+// # How a checkpoint comes to be
+//
+// The ranks compare what they save. Rank 0 looks for room and for old stages, and names a
+// stage. All ranks write there, and all bytes are durable before a rank reports that it has
+// written. Rank 0 merges the parts of the manifest and commits: that is the one instant at which
+// the checkpoint comes to be. Whatever happens before it, kill -9, a full disk, a power failure,
+// leaves the checkpoints before it as they were, and a stage that the next save removes. Old
+// checkpoints go only after the new one is durable ([Retention]).
+//
+// An error of one rank is an error of all, and names the rank. No rank is left waiting: also a
+// rank that has failed takes part in the exchange that follows.
+//
+// # Where things are
+//
+//   - state.go, parts.go: what a rank saves, and which part of a tensor it holds.
+//   - save.go, merge.go, retention.go: [Save], the commit, and which checkpoints stay.
+//   - crew.go, deal.go: what the ranks tell each other, and who writes what.
+//   - section_file.go, crc.go: files with the checksums of their chunks; [Writer].
+//   - manifest.go, manifest_parse.go, box.go: [Manifest], as JSON and checked.
+//   - open.go: [Open], [Latest] and [Checkpoint].
+//   - stored.go, source.go: sections as a [Source], and other sources.
+//   - load.go, tensors.go, statedict.go: [Load], and how tensors are filled.
+//   - progress.go, claim.go: where a run of package train was, and who uses a directory.
+//   - errors.go: the types of errors.
+//
+// # Caveats
+//
+// One save at a time in a storage; a second one, from whatever process, gets a
+// [*storage.BusyError]. Reading needs no lock and may go on during a save. Files that the
+// manifest does not list are ignored (a reader's notes do no harm) and go when their checkpoint
+// is pruned. On a file system without locks (some network ones) saves are not kept apart and
+// what a killed save left is not removed. The zero values of Writer and Checkpoint are not
+// usable.
+//
+// Checkpoints of version 1, which have whole tensors and no checksums of chunks, are still read.
 package checkpoint

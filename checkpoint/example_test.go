@@ -8,11 +8,13 @@ import (
 	"os"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// A model is saved and loaded into another one of its size.
+// A model is saved and loaded into another one of its size. On several ranks, group is theirs,
+// and each rank gives what it holds.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "run")
@@ -20,23 +22,20 @@ func Example() {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-
 	trained := nn.NewLinear(&nn.Build{Generator: tensor.NewGenerator(1)}, 3, 2)
-	err = checkpoint.Save(ctx, dir, 100, func(w *checkpoint.Writer) error {
-		return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(trained).All(), nil)
-	}, 2) // keep the two newest
-	if err != nil {
-		panic(err)
-	}
-
-	latest, _, err := checkpoint.Latest(ctx, dir)
-	if err != nil {
-		panic(err)
-	}
 	fresh := nn.NewLinear(&nn.Build{}, 3, 2)
-	if err := latest.LoadTensors(checkpoint.ModelFile, nn.StateDict(fresh).All()); err != nil {
+
+	parts := func(net *nn.Linear) map[string][]checkpoint.Part {
+		return map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(net).All())}
+	}
+	err = checkpoint.Save(ctx, nil, storage.Dir(dir), 100, checkpoint.State{Sections: parts(trained)})
+	if err != nil {
 		panic(err)
 	}
-	fmt.Println(latest.Step, fresh.Weight.Data().Float32s()[0] == trained.Weight.Data().Float32s()[0])
+	step, err := checkpoint.Load(ctx, nil, storage.Dir(dir), checkpoint.State{Sections: parts(fresh)})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(step, fresh.Weight.Data().Float32s()[0] == trained.Weight.Data().Float32s()[0])
 	// Output: 100 true
 }

@@ -3,116 +3,267 @@
 package checkpoint
 
 import (
-	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
+
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 )
 
-// ManifestName is the file in a checkpoint that lists the others.
+// ManifestName is the file in a checkpoint that describes it. It is written last.
 const ManifestName = "manifest.json"
 
 const (
 	manifestFormat   = "cohort-checkpoint"
-	manifestVersion  = 1
-	maxManifestBytes = 16 << 20
+	manifestVersion  = 2
+	maxManifestBytes = 1 << 30
 	maxNameBytes     = 255
+	maxDims          = 64
 )
 
-// castagnoli is the polynomial of CRC-32C, for which processors have an instruction.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// Manifest says what a checkpoint has. It is the content of manifest.json.
+type Manifest struct {
+	Version    int                          // 2, or 1 for checkpoints of before sections
+	Step       int                          // steps done
+	Ranks      int                          // that saved
+	Mesh       []Axis                       // on which the tensors lay; empty for none
+	Program    string                       // that saved, with its version
+	Time       time.Time                    // when
+	Folder     string                       // in the checkpoint, in which its files lie; mostly ""
+	Metric     *Metric                      // nil for none
+	Files      []FileInfo                   // by name
+	Values     map[string]json.RawMessage   // of the run
+	RankValues []map[string]json.RawMessage // by rank
+	Sections   []Section
+}
+
+// Axis is an axis of a mesh.
+type Axis struct {
+	Name string `json:"name"`
+	Size int    `json:"size"`
+}
+
+// Metric is how good a model is.
+type Metric struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Lower bool    `json:"lower_is_better,omitempty"` // whether lower values are better, as of a loss
+}
 
 // FileInfo is one file of a checkpoint as its manifest describes it.
 type FileInfo struct {
 	Name  string
 	Bytes int64
 	CRC   uint32 // CRC-32C of the whole file
+	Rank  int    // that wrote it
 }
 
-// manifest is the content of manifest.json, in its JSON form.
-type manifest struct {
-	Format  string         `json:"format"`
-	Version int            `json:"version"`
-	Step    int            `json:"step"`
-	Files   []manifestFile `json:"files"`
+// Section is a set of tensors with names of their own, such as [Model].
+type Section struct {
+	Name    string
+	Tensors []StoredTensor
 }
 
-type manifestFile struct {
-	Name  string `json:"name"`
-	Bytes int64  `json:"bytes"`
-	CRC   string `json:"crc32c"` // 8 hexadecimal digits
+// StoredTensor is a tensor of a checkpoint.
+type StoredTensor struct {
+	Name       string
+	DType      safetensors.DType
+	Shape      []int
+	Placements []string    // on the axes of the mesh, for people; empty for none
+	Boxes      []StoredBox // which together are the tensor
 }
 
-func encodeManifest(step int, files []FileInfo) []byte {
-	m := manifest{Format: manifestFormat, Version: manifestVersion, Step: step, Files: []manifestFile{}}
-	for _, f := range files {
-		m.Files = append(m.Files, manifestFile{f.Name, f.Bytes, fmt.Sprintf("%08x", f.CRC)})
+// Info returns name, dtype and shape.
+func (t StoredTensor) Info() safetensors.Info {
+	return safetensors.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
+}
+
+// StoredBox is a part of a tensor that lies densely in a file.
+type StoredBox struct {
+	File         string
+	At           int64    // the byte of the file where it begins
+	Start, Shape []int    // in the tensor
+	Sums         []uint32 // CRC-32C of each MiB; nil in a checkpoint of version 1
+}
+
+// Section returns the section with a name, nil if there is none.
+func (m *Manifest) Section(name string) *Section {
+	for i := range m.Sections {
+		if m.Sections[i].Name == name {
+			return &m.Sections[i]
+		}
 	}
-	b, err := json.MarshalIndent(m, "", "  ")
+	return nil
+}
+
+// The JSON form.
+type (
+	manifestJSON struct {
+		Format     string                       `json:"format"`
+		Version    int                          `json:"version"`
+		Step       int                          `json:"step"`
+		Ranks      int                          `json:"ranks"`
+		Mesh       []Axis                       `json:"mesh"`
+		Program    string                       `json:"program"`
+		Time       time.Time                    `json:"time"`
+		Folder     string                       `json:"folder"`
+		Metric     *Metric                      `json:"metric"`
+		Files      []fileJSON                   `json:"files"`
+		Values     map[string]json.RawMessage   `json:"values"`
+		RankValues []map[string]json.RawMessage `json:"rank_values"`
+		Tensors    sectionsJSON                 `json:"tensors"`
+	}
+	fileJSON struct {
+		Name  string `json:"name"`
+		Bytes int64  `json:"bytes"`
+		CRC   string `json:"crc32c"` // 8 hexadecimal digits
+		Rank  int    `json:"rank,omitempty"`
+	}
+	tensorJSON struct {
+		DType      string    `json:"dtype"`
+		Shape      []int     `json:"shape"`
+		Placements []string  `json:"placements"`
+		Boxes      []boxJSON `json:"boxes"`
+	}
+	boxJSON struct {
+		File  string   `json:"file"`
+		At    int64    `json:"at"`
+		Start []int    `json:"start"`
+		Shape []int    `json:"shape"`
+		Sums  []string `json:"crc32c"`
+	}
+	sectionsJSON []Section
+)
+
+// encode returns the text of manifest.json: one line for each file and each tensor.
+func (m *Manifest) encode() ([]byte, error) {
+	b := make([]byte, 0, 4096+m.numBoxes()*128)
+	member := func(name string, v any) error {
+		text, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		b = append(b, "  "...)
+		b = appendJSON(b, name)
+		b = append(append(append(b, ": "...), text...), ",\n"...)
+		return nil
+	}
+	b = append(b, "{\n"...)
+	err := errors.Join(member("format", manifestFormat), member("version", manifestVersion), member("step", m.Step), member("ranks", m.Ranks))
+	if len(m.Mesh) > 0 {
+		err = errors.Join(err, member("mesh", m.Mesh))
+	}
+	err = errors.Join(err, member("program", m.Program), member("time", m.Time.UTC().Truncate(time.Second)), member("folder", m.Folder))
+	if m.Metric != nil {
+		err = errors.Join(err, member("metric", m.Metric))
+	}
+	if len(m.Values) > 0 {
+		err = errors.Join(err, member("values", m.Values))
+	}
+	if slices.ContainsFunc(m.RankValues, func(v map[string]json.RawMessage) bool { return len(v) > 0 }) {
+		err = errors.Join(err, member("rank_values", m.RankValues))
+	}
 	if err != nil {
-		panic(err) // strings and numbers always marshal
+		return nil, err
 	}
-	return append(b, '\n')
+	b = append(b, "  \"files\": ["...)
+	for i, f := range m.Files {
+		b = append(b, next(i, "\n    ")...)
+		b = append(appendJSON(append(b, `{"name":`...), f.Name), `,"bytes":`...)
+		b = append(strconv.AppendInt(b, f.Bytes, 10), `,"crc32c":`...)
+		b = append(appendSum(b, f.CRC), `,"rank":`...)
+		b = append(strconv.AppendInt(b, int64(f.Rank), 10), '}')
+	}
+	b = append(b, "\n  ],\n  \"tensors\": {"...)
+	for i, s := range m.Sections {
+		b = append(appendJSON(append(b, next(i, "\n    ")...), s.Name), ": {"...)
+		for j, t := range s.Tensors {
+			b = t.append(append(b, next(j, "\n      ")...))
+		}
+		b = append(b, "\n    }"...)
+	}
+	return append(b, "\n  }\n}\n"...), nil
 }
 
-// parseManifest reads a manifest and returns its step and files, in the order
-// written. Anything that Save would not have written is an error.
-func parseManifest(text []byte) (step int, files []FileInfo, err error) {
-	var m manifest
-	// A later version may have fields that this one does not know: look at
-	// the version before anything else.
-	var head struct {
-		Format  string `json:"format"`
-		Version int    `json:"version"`
-	}
-	if err := json.Unmarshal(text, &head); err != nil {
-		return 0, nil, fmt.Errorf("is not JSON: %w", err)
-	}
-	if head.Format != manifestFormat {
-		return 0, nil, fmt.Errorf("has format %q, not %q", head.Format, manifestFormat)
-	}
-	if head.Version != manifestVersion {
-		return 0, nil, fmt.Errorf("has version %d, this program reads version %d: use the program that wrote it, or a newer one", head.Version, manifestVersion)
-	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&m); err != nil {
-		return 0, nil, err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return 0, nil, errors.New("has something after its end")
-	}
-	if m.Step < 0 {
-		return 0, nil, fmt.Errorf("has the negative step %d", m.Step)
-	}
-	seen := map[string]bool{}
-	for _, f := range m.Files {
-		if err := checkName(f.Name); err != nil {
-			return 0, nil, err
+func (m *Manifest) numBoxes() int {
+	n := len(m.Files)
+	for _, s := range m.Sections {
+		for _, t := range s.Tensors {
+			n += 1 + len(t.Boxes)
 		}
-		if seen[f.Name] {
-			return 0, nil, fmt.Errorf("lists %q twice", f.Name)
-		}
-		seen[f.Name] = true
-		if f.Bytes < 0 {
-			return 0, nil, fmt.Errorf("gives %q the size %d", f.Name, f.Bytes)
-		}
-		sum, err := hex.DecodeString(f.CRC)
-		if err != nil || len(sum) != 4 || strings.ToLower(f.CRC) != f.CRC {
-			return 0, nil, fmt.Errorf("gives %q the checksum %q, not 8 hexadecimal digits", f.Name, f.CRC)
-		}
-		crc, _ := strconv.ParseUint(f.CRC, 16, 32)
-		files = append(files, FileInfo{f.Name, f.Bytes, uint32(crc)})
 	}
-	return m.Step, files, nil
+	return n
+}
+
+func (t StoredTensor) append(b []byte) []byte {
+	b = append(appendJSON(b, t.Name), `: {"dtype":`...)
+	b = append(appendJSON(b, t.DType.String()), `,"shape":`...)
+	b = appendInts(b, t.Shape)
+	if len(t.Placements) > 0 {
+		b = append(b, `,"placements":[`...)
+		for i, p := range t.Placements {
+			b = appendJSON(append(b, next(i, "")...), p)
+		}
+		b = append(b, ']')
+	}
+	b = append(b, `,"boxes":[`...)
+	for i, box := range t.Boxes {
+		b = append(append(b, next(i, "")...), `{"file":`...)
+		b = append(appendJSON(b, box.File), `,"at":`...)
+		b = append(strconv.AppendInt(b, box.At, 10), `,"start":`...)
+		b = append(appendInts(b, box.Start), `,"shape":`...)
+		b = append(appendInts(b, box.Shape), `,"crc32c":[`...)
+		for j, sum := range box.Sums {
+			b = appendSum(append(b, next(j, "")...), sum)
+		}
+		b = append(b, "]}"...)
+	}
+	return append(b, "]}"...)
+}
+
+// next returns what comes before element i of a list: a comma, unless it is the first, and
+// then space.
+func next(i int, space string) string {
+	if i == 0 {
+		return space
+	}
+	return "," + space
+}
+
+func appendInts(b []byte, list []int) []byte {
+	b = append(b, '[')
+	for i, n := range list {
+		b = strconv.AppendInt(append(b, next(i, "")...), int64(n), 10)
+	}
+	return append(b, ']')
+}
+
+func appendSum(b []byte, sum uint32) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	for shift := 28; shift >= 0; shift -= 4 {
+		b = append(b, hex[sum>>shift&15])
+	}
+	return append(b, '"')
+}
+
+func appendJSON(b []byte, s string) []byte {
+	if !strings.ContainsFunc(s, func(r rune) bool {
+		return r < ' ' || r > '~' || r == '"' || r == '\\' || r == '<' || r == '>' || r == '&'
+	}) {
+		return append(append(append(b, '"'), s...), '"')
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // strings always marshal
+	}
+	return append(b, text...)
 }
 
 // checkName accepts the names that a file of a checkpoint may have: plain ones
@@ -129,31 +280,22 @@ func checkName(name string) error {
 	return nil
 }
 
-// stepName returns the name of a step's directory; names sort as steps do up
-// to step 99,999,999.
-func stepName(step int) string { return fmt.Sprintf("step-%08d", step) }
+// StepName returns the name of a step's checkpoint. Names sort as steps do up to step
+// 99,999,999.
+func StepName(step int) string { return fmt.Sprintf("step-%08d", step) }
 
-// parseStep is the inverse of stepName.
-func parseStep(name string) (step int, ok bool) {
+// ParseStep is the inverse of [StepName].
+func ParseStep(name string) (step int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "step-")
 	if !ok {
 		return 0, false
 	}
 	step, err := strconv.Atoi(digits)
-	return step, err == nil && step >= 0 && stepName(step) == name
+	return step, err == nil && step >= 0 && StepName(step) == name
 }
 
-// isTemp says whether name is a directory that a save or a prune works in.
-func isTemp(name string) bool {
-	base, suffix, ok := strings.Cut(name, tempInfix)
-	_, isStep := parseStep(base)
-	return ok && isStep && suffix != ""
-}
-
-const (
-	tempInfix    = ".tmp-"
-	damagedInfix = ".damaged-"
-)
+// Path returns where the checkpoint of a step is in a directory.
+func Path(dir string, step int) string { return filepath.Join(dir, StepName(step)) }
 
 // sortFiles orders files by name, so that equal checkpoints have equal manifests.
 func sortFiles(files []FileInfo) {

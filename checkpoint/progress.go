@@ -5,16 +5,11 @@ package checkpoint
 import (
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 )
 
-// The files of a run's checkpoint, beside config.json and tokenizer.json as
-// the model needs them.
-const (
-	ModelFile     = "model.safetensors"
-	OptimizerFile = "optimizer.safetensors"
-	ProgressFile  = "progress.json"
-)
+// ProgressValue is the name of the value of a checkpoint that says where a run was, see
+// [Progress].
+const ProgressValue = "progress"
 
 const progressVersion = 1
 
@@ -35,35 +30,37 @@ type Progress struct {
 	Recipe     json.RawMessage            `json:"recipe,omitempty"`
 }
 
-// progressJSON is the file: the version comes first.
-type progressJSON struct {
-	Version int `json:"version"`
-	Progress
+// MarshalJSON adds the version.
+func (p Progress) MarshalJSON() ([]byte, error) {
+	type plain Progress
+	return json.Marshal(struct {
+		Version int `json:"version"`
+		plain
+	}{progressVersion, plain(p)})
 }
 
-// WriteProgress writes progress.json.
-func (w *Writer) WriteProgress(p Progress) error {
-	return w.WriteJSON(ProgressFile, progressJSON{progressVersion, p})
-}
-
-// ReadProgress reads progress.json.
+// ReadProgress reads the value [ProgressValue].
 func (c *Checkpoint) ReadProgress() (Progress, error) {
-	b, err := c.ReadFile(ProgressFile, 64<<20)
-	if err != nil {
+	var text json.RawMessage
+	if err := c.Value(ProgressValue, &text); err != nil {
 		return Progress{}, err
 	}
-	p, err := parseProgress(b)
+	p, err := parseProgress(text)
 	if err == nil && p.Step != c.Step {
 		err = fmt.Errorf("it is that of step %d, the checkpoint that of step %d", p.Step, c.Step)
 	}
 	if err != nil {
-		return Progress{}, fmt.Errorf("checkpoint: reading %s: %w", filepath.Join(c.Path, ProgressFile), err)
+		return Progress{}, fmt.Errorf("checkpoint: the progress of %s: %w", c.Path, err)
 	}
 	return p, nil
 }
 
 func parseProgress(b []byte) (Progress, error) {
-	var p progressJSON
+	type plain Progress
+	var p struct {
+		Version int `json:"version"`
+		plain
+	}
 	if err := json.Unmarshal(b, &p); err != nil {
 		return Progress{}, err
 	}
@@ -73,5 +70,5 @@ func parseProgress(b []byte) (Progress, error) {
 	case p.Step < 0 || p.Epoch < 0:
 		return Progress{}, fmt.Errorf("step %d and epoch %d cannot be negative", p.Step, p.Epoch)
 	}
-	return p.Progress, nil
+	return Progress(p.plain), nil
 }

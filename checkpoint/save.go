@@ -8,263 +8,400 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/dist"
 )
 
-// Save makes the checkpoint of a step in the run's directory dir, which it
-// creates if need be. write writes the files; when it returns nil they become
-// the checkpoint at [Path](dir, step), all of them or, after any failure, none.
-// Then old checkpoints are removed: of those of this step and lower ones, the
-// newest keep remain (keep ≤ 0: all). Checkpoints of higher steps, as a run
-// that was set back leaves them, are not touched.
-//
-// A step that is already there, complete, is an error that wraps
-// [fs.ErrExist]; a damaged one is renamed aside (step-….damaged-RANDOM) for
-// its owner to look at. The error is a [BusyError] while another save is under
-// way in dir, else a [SaveError]. The end of ctx stops a save between writes;
-// once the rename is done, the save counts.
-func Save(ctx context.Context, dir string, step int, write func(*Writer) error, keep int) error {
-	return (&save{dir: dir, step: step, keep: keep}).run(ctx, write)
+// SaveOption changes how a checkpoint is saved.
+type SaveOption func(*saveOptions)
+
+type saveOptions struct {
+	keep     Retention
+	share    int64
+	together []string
+	pace     func(n int) error
+	notice   func(text string)
 }
 
-// Path returns where the checkpoint of a step is.
-func Path(dir string, step int) string { return filepath.Join(dir, stepName(step)) }
+func saveOptionsOf(opts []SaveOption) saveOptions {
+	o := saveOptions{share: shareBytes, notice: func(string) {}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
+// WithRetention says which older checkpoints stay once the new one is there. Without it all
+// stay.
+func WithRetention(keep Retention) SaveOption { return func(o *saveOptions) { o.keep = keep } }
+
+// WithShare sets from how many bytes on a further rank takes a share of what several ranks hold.
+// It is 16 MiB if not set: smaller shares cost more time than they save.
+func WithShare(bytes int64) SaveOption { return func(o *saveOptions) { o.share = max(1, bytes) } }
+
+// WithTogether names sections whose whole tensors one rank writes into one file, which other
+// programs want under one name.
+func WithTogether(sections ...string) SaveOption {
+	return func(o *saveOptions) { o.together = append(o.together, sections...) }
+}
+
+// Save makes the checkpoint of a step. All ranks of g call it; nil stands for one rank. Each
+// rank writes its own boxes, and of what several ranks hold its share. The checkpoint is there
+// whole or, after any failure, not at all.
+//
+// An error of a rank is an error of all: the rank's own is as it was, and the others have one
+// that names the rank. A step that is there already is an error that wraps [fs.ErrExist]; a
+// damaged one is set aside. The error is a [*storage.BusyError] while another save is under way
+// there, else a [*SaveError]. The end of ctx on any rank stops the save; once it is committed,
+// the save counts. The tensors must not change until Save returns; [Saver] copies them.
+func Save(ctx context.Context, g *dist.Group, to storage.Storage, step int, s State, opts ...SaveOption) error {
+	v := &save{saveOptions: saveOptionsOf(opts), crew: crewOf(g), to: to, step: step, state: s}
+	files, err := v.plan(ctx)
+	if err != nil {
+		return err
+	}
+	return v.run(ctx, files)
+}
 
 // save is one save under way.
 type save struct {
-	disk      disk
-	dir       string
-	step      int
-	keep      int
-	alone     bool // no other checkpoint stays, see Replace
-	committed bool
-	// noSync leaves the files to the kernel: for measuring what durability costs.
-	noSync bool
+	saveOptions
+	crew
+	to    storage.Storage
+	step  int
+	state State
+
+	stage, folder string // see storage.Storage.Stage
+	damaged       bool   // a damaged checkpoint is in the place of the new one
+	committed     bool
 }
 
-func (s *save) fail(op, path string, err error) error {
-	var done *SaveError
-	if errors.As(err, &done) {
-		return err
-	}
-	return &SaveError{Dir: s.dir, Step: s.step, Op: op, Path: path, Committed: s.committed, Err: err}
-}
-
-func (s *save) sync(f *os.File) error {
-	if s.noSync {
+func (v *save) fail(op string, err error) error {
+	if err == nil {
 		return nil
 	}
-	return s.disk.sync(f)
-}
-
-func (s *save) run(ctx context.Context, write func(*Writer) error) (err error) {
-	if s.step < 0 {
-		return s.fail("begin", s.dir, errors.New("a step cannot be negative"))
-	}
-	if err := ctx.Err(); err != nil {
-		return s.fail("begin", s.dir, err)
-	}
-	if err := s.disk.mkdirAll(s.dir); err != nil {
-		return s.fail("mkdir", s.dir, err)
-	}
-	unlock, locked, err := lockDir(s.dir)
-	if err != nil {
-		var busy *BusyError
-		if errors.As(err, &busy) {
-			return err
-		}
-		return s.fail("lock", s.dir, err)
-	}
-	defer unlock()
-	if locked { // else somebody may be at work in them
-		if err := s.removeStale(); err != nil {
-			return err
-		}
-	}
-	final := Path(s.dir, s.step)
-	damaged := false
-	if !s.alone {
-		if damaged, err = s.checkFree(ctx, final); err != nil {
-			return err
-		}
-	}
-
-	temp, err := s.mkdirTemp(final)
-	if err != nil {
-		return s.fail("mkdir", final, err)
-	}
-	defer func() {
-		// Also when write panics. A failure to clean up is not worth more
-		// than the failure that led here; the next save tries again.
-		if !s.committed {
-			s.disk.removeAll(temp)
-		}
-	}()
-	if err := s.fill(ctx, temp, write); err != nil {
+	var done *SaveError
+	if errors.As(err, &done) || isBusy(err) {
 		return err
 	}
-	if damaged {
-		if err := s.disk.rename(final, final+damagedInfix+randomName()); err != nil {
-			return s.fail("rename", final, err)
-		}
-	}
-	old := ""
-	if s.alone {
-		if old, err = s.makeRoom(final); err != nil {
-			return err
-		}
-	}
-	if err := s.disk.rename(temp, final); err != nil {
-		if old != "" {
-			s.disk.rename(old, final) // if that fails too, the first error says it
-		}
-		return s.fail("rename", temp, err)
-	}
-	s.committed = true
-	if err := s.syncDir(s.dir); err != nil {
-		return s.fail("sync", s.dir, fmt.Errorf("it may not survive a power failure: %w", err))
-	}
-	if old != "" {
-		if err := s.disk.removeAll(old); err != nil {
-			return s.fail("prune", old, err)
-		}
-	}
-	return s.prune()
+	return &SaveError{Where: v.to.String(), Step: v.step, Op: op, Committed: v.committed, Err: err}
 }
 
-// checkFree says whether the step's place is free, or taken by something that
-// is no checkpoint.
-func (s *save) checkFree(ctx context.Context, final string) (damaged bool, err error) {
-	if _, err := os.Lstat(final); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	} else if err != nil {
-		return false, s.fail("stat", final, err)
+func (v *save) name() string { return StepName(v.step) }
+
+// plan makes sure that all ranks save the same, and says which files this one writes. The files
+// have no names yet.
+func (v *save) plan(ctx context.Context) ([]filePlan, error) {
+	type hello struct {
+		Hash  uint64
+		Step  int
+		Parts int
+		Away  bool
+		Err   string
 	}
-	_, err = Open(ctx, final)
+	parts := v.state.parts()
+	mine := hello{Step: v.step, Parts: len(parts)}
+	err := context.Cause(ctx)
+	if err == nil && v.step < 0 {
+		err = errors.New("a step cannot be negative")
+	}
+	if err == nil {
+		err = v.state.check()
+	}
+	if err == nil {
+		mine.Hash = v.state.hash()
+		for _, p := range parts {
+			mine.Away = mine.Away || p.Away
+		}
+	}
+	mine.Err = textOf(err)
+	// Also a rank that has an error, or whose context has ended, tells the others.
+	ctx = context.WithoutCancel(ctx)
+	all, gathered := allGather(ctx, v.crew, mine)
+	if err = errors.Join(err, gathered); err != nil {
+		return nil, v.fail("compare", err)
+	}
+	someAway := false
+	for r, other := range all {
+		switch {
+		case other.Err != "":
+			err = &RankError{Rank: r, Text: other.Err}
+		case other.Step != all[0].Step:
+			err = fmt.Errorf("rank %d saves step %d, and rank 0 step %d: save the same step on all ranks", r, other.Step, all[0].Step)
+		case other.Parts != all[0].Parts || other.Hash != all[0].Hash:
+			err = fmt.Errorf("rank %d saves other tensors (%d) than rank 0 (%d): list the same names, dtypes and shapes on all ranks, in the same order", r, other.Parts, all[0].Parts)
+		}
+		if err != nil {
+			return nil, v.fail("compare", err)
+		}
+		someAway = someAway || other.Away
+	}
+	var away isAway
+	if someAway {
+		if away, err = v.exchangeAway(ctx, parts); err != nil {
+			return nil, v.fail("compare", err)
+		}
+	}
+	files, err := v.deal(v.state, away, v.share, v.together)
+	if err := v.agree(ctx, err); err != nil {
+		return nil, v.fail("compare", err)
+	}
+	return files, nil
+}
+
+// run writes and commits what plan has found.
+func (v *save) run(ctx context.Context, files []filePlan) error {
+	release, err := v.begin(ctx, files)
+	if release != nil {
+		defer release()
+	}
+	if err != nil {
+		return err
+	}
+	own, err := v.write(ctx, files)
+	err = v.fail("write", err)
+	type report struct {
+		Err     string
+		HasPart bool
+	}
+	waiting := context.WithoutCancel(ctx)
+	reports, gathered := allGather(waiting, v.crew, report{textOf(err), own.isWorthAPart()})
+	if err == nil {
+		err = gathered
+	}
+	hasPart := make([]bool, v.size)
+	for r, other := range reports {
+		if hasPart[r] = other.HasPart; other.Err != "" && err == nil {
+			err = &RankError{Rank: r, Text: other.Err}
+		}
+	}
+	if err != nil {
+		v.giveUp(ctx)
+		return v.fail("write", err)
+	}
+	type outcome struct {
+		Err       string
+		Committed bool
+	}
+	var out outcome
+	if v.rank == 0 {
+		err = v.commit(ctx, own, hasPart)
+		if !v.committed {
+			v.giveUp(ctx)
+		}
+		out = outcome{textOf(err), v.committed}
+	}
+	out, told := broadcast(waiting, v.crew, out)
+	switch {
+	case err != nil || v.rank == 0:
+		return err
+	case told != nil:
+		return v.fail("commit", fmt.Errorf("whether rank 0 has made it is not known: %w", told))
+	case out.Err != "":
+		v.committed = out.Committed
+		return v.fail("commit", &RankError{Rank: 0, Text: out.Err})
+	}
+	return nil
+}
+
+// begin settles the names of all files and prepares the stage. Rank 0 holds the lock until
+// release.
+func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err error) {
+	type share struct {
+		Files map[string]int
+		Bytes int64
+	}
+	mine := share{Files: countFiles(files)}
+	for _, f := range files {
+		mine.Bytes += f.numBytes()
+	}
+	waiting := context.WithoutCancel(ctx)
+	all, err := allGather(waiting, v.crew, mine)
+	if err != nil {
+		return nil, v.fail("begin", err)
+	}
+	counts, total := make([]map[string]int, len(all)), int64(0)
+	for r, s := range all {
+		counts[r] = s.Files
+		total += s.Bytes
+	}
+	nameFiles(files, v.rank, counts)
+	type start struct {
+		Err, Stage, Folder string
+	}
+	var s start
+	if v.rank == 0 {
+		release, err = v.prepare(ctx, total)
+		s = start{textOf(err), v.stage, v.folder}
+	}
+	s, told := broadcast(waiting, v.crew, s)
+	switch {
+	case err != nil:
+	case told != nil:
+		err = v.fail("begin", told)
+	case s.Err != "":
+		err = v.fail("begin", &RankError{Rank: 0, Text: s.Err})
+	}
+	v.stage, v.folder = s.Stage, s.Folder
+	return release, err
+}
+
+// prepare makes sure, on rank 0, that nobody else saves there, that the checkpoint has a free
+// name, and that there is room for it.
+func (v *save) prepare(ctx context.Context, bytes int64) (release func(), err error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, v.fail("begin", err)
+	}
+	release, held, err := v.to.Lock(ctx)
+	if err != nil {
+		return nil, v.fail("lock", err)
+	}
+	defer func() {
+		if err != nil {
+			release()
+			release = nil
+		}
+	}()
+	entries, err := v.to.List(ctx, "")
+	if err != nil {
+		return nil, v.fail("list", err)
+	}
+	for _, e := range entries {
+		switch {
+		case e.Name == v.name() && !v.keep.Only:
+			if v.damaged, err = v.isDamaged(ctx); err != nil {
+				return nil, v.fail("begin", err)
+			}
+		case held && e.IsFolder && isStage(e.Name): // what killed saves left; nobody else is at work
+			if err := v.to.Remove(ctx, e.Name); err != nil {
+				return nil, v.fail("remove "+e.Name, err)
+			}
+		}
+	}
+	free, known, err := v.to.Free(ctx)
+	if err != nil {
+		return nil, v.fail("free space", err)
+	}
+	if known && free < bytes {
+		return nil, v.fail("begin", &SpaceError{v.to.String(), bytes, free})
+	}
+	v.stage, v.folder = v.to.Stage(v.name(), fmt.Sprintf("%016x", rand.Uint64()))
+	return release, nil
+}
+
+// stageInfix is in the name of a stage of a directory, and of a checkpoint half removed.
+const stageInfix = ".tmp-"
+
+// isStage says whether name is a folder that a save or a prune works in.
+func isStage(name string) bool {
+	base, suffix, ok := strings.Cut(name, stageInfix)
+	_, isStep := ParseStep(base)
+	return ok && isStep && suffix != ""
+}
+
+// isDamaged looks at what has the checkpoint's name already. A good one is an error.
+func (v *save) isDamaged(ctx context.Context) (bool, error) {
+	c, err := Open(ctx, v.to, v.name())
+	if err == nil {
+		err = c.Verify(ctx, nil)
+	}
 	var d *DamagedError
 	switch {
 	case err == nil:
-		return false, s.fail("create", final, fmt.Errorf("this step is there already: %w", fs.ErrExist))
+		return false, fmt.Errorf("this step is there already: %w", fs.ErrExist)
 	case errors.As(err, &d):
 		return true, nil
-	default:
-		return false, s.fail("verify", final, err)
+	case errors.Is(err, ErrNone): // files of a stage: of a store without renames
+		return false, nil
+	}
+	return false, err
+}
+
+// giveUp removes, on rank 0, what was written. A failure to clean up is not worth more than the
+// failure that led here; the next save tries again.
+func (v *save) giveUp(ctx context.Context) {
+	if v.rank == 0 && v.stage != "" {
+		v.to.Remove(context.WithoutCancel(ctx), v.stage)
 	}
 }
 
-func randomName() string { return fmt.Sprintf("%016x", rand.Uint64()) }
-
-func (s *save) mkdirTemp(final string) (string, error) {
-	temp := final + tempInfix + randomName()
-	return temp, s.disk.mkdir(temp)
-}
-
-// fill writes the files and the manifest and makes them durable.
-func (s *save) fill(ctx context.Context, temp string, write func(*Writer) error) error {
-	w := &Writer{ctx: ctx, save: s, temp: temp, open: map[string]*File{}}
-	finished := false
+// write writes this rank's files. What it returns is this rank's part of the manifest.
+func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err error) {
 	defer func() {
-		if !finished {
-			w.finish() // write panicked: leave no descriptor behind
+		// Files is the user's function: its panic is an error of all ranks.
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	err := write(w)
-	finished = true
-	files, ferr := w.finish()
-	switch {
-	case err != nil:
-		return s.fail("write", temp, err)
-	case ferr != nil:
-		return ferr
-	case ctx.Err() != nil:
-		return s.fail("write", temp, ctx.Err())
+	own = &Manifest{Step: v.step, Ranks: v.size, Mesh: v.state.describeMesh(), Program: programVersion(), Time: time.Now(), Folder: v.folder, Metric: v.state.Metric}
+	if v.rank == 0 {
+		own.Sections = v.outline()
+		if own.Values, err = encodeValues(v.state.Values); err != nil {
+			return own, err
+		}
 	}
-	path := filepath.Join(temp, ManifestName)
-	f, err := s.disk.create(path)
+	values, err := encodeValues(v.state.RankValues)
 	if err != nil {
-		return s.fail("create", path, err)
+		return own, err
 	}
-	op := "write"
-	if err = s.disk.write(f, encodeManifest(s.step, files)); err == nil {
-		op = "sync"
-		err = s.sync(f)
+	if len(values) > 0 {
+		own.RankValues = make([]map[string]rawJSON, v.size)
+		own.RankValues[v.rank] = values
 	}
-	if cerr := s.disk.close(f); err == nil && cerr != nil {
-		op, err = "close", cerr
+	for _, f := range files {
+		info, boxes, err := f.write(ctx, v.to, v.stage, v.rank, v.pace)
+		if err != nil {
+			return own, err
+		}
+		own.Files = append(own.Files, info)
+		own.add(f, boxes)
 	}
-	if err != nil {
-		return s.fail(op, path, err)
+	if v.rank == 0 {
+		if err := v.writeFurther(ctx, own, files); err != nil {
+			return own, err
+		}
+	} else if own.isWorthAPart() {
+		text, err := own.encode()
+		if err != nil {
+			return own, err
+		}
+		if err := storage.WriteFile(ctx, v.to, v.stage+"/"+partName(v.rank, v.size), text); err != nil {
+			return own, err
+		}
 	}
-	if err := s.syncDir(temp); err != nil {
-		return s.fail("sync", temp, err)
-	}
-	return nil
+	return own, context.Cause(ctx)
 }
 
-func (s *save) syncDir(path string) error {
-	if s.noSync {
+// writeFurther writes the files of the program.
+func (v *save) writeFurther(ctx context.Context, own *Manifest, files []filePlan) error {
+	if v.state.Files == nil {
 		return nil
 	}
-	return s.disk.syncDir(path)
-}
-
-// removeStale removes what killed saves and prunes left. The directory is
-// locked, so nobody is at work in them.
-func (s *save) removeStale() error {
-	entries, err := os.ReadDir(s.dir)
-	if err != nil {
-		return s.fail("list", s.dir, err)
+	w := &Writer{ctx: ctx, to: v.to, folder: v.stage, step: v.step, pace: v.pace, taken: map[string]bool{}, open: map[*File]bool{}}
+	for _, f := range files {
+		w.taken[f.name] = true
 	}
-	for _, e := range entries {
-		if e.IsDir() && isTemp(e.Name()) {
-			path := filepath.Join(s.dir, e.Name())
-			if err := s.disk.removeAll(path); err != nil {
-				return s.fail("remove", path, err)
+	err := func() error {
+		defer func() {
+			if w.open != nil {
+				w.finish() // Files panics: leave no file behind
 			}
-		}
-	}
-	return nil
+		}()
+		err := v.state.Files(w)
+		further, ferr := w.finish()
+		own.Files = append(own.Files, further...)
+		return errors.Join(err, skipIf(err, ferr))
+	}()
+	return err
 }
 
-// prune removes old checkpoints, once the new one is durable. The new one
-// counts among those kept; a damaged one does not, so that keep good ones
-// remain, and goes when it is older than the oldest kept.
-func (s *save) prune() error {
-	if s.keep <= 0 {
+// skipIf leaves out an error that is a part of another.
+func skipIf(err, part error) error {
+	if err != nil && errors.Is(err, part) {
 		return nil
 	}
-	steps, err := listSteps(s.dir)
-	if err != nil {
-		return s.fail("prune", s.dir, err)
-	}
-	numKept := 0
-	for _, step := range steps { // newest first
-		path := Path(s.dir, step)
-		switch {
-		case s.alone:
-			if step == s.step {
-				continue
-			}
-		case step > s.step:
-			continue
-		case numKept < s.keep:
-			// Whether the files are there with their sizes is enough to
-			// count; their bytes are read when one is opened.
-			if _, err := readManifest(path); err == nil {
-				numKept++
-			}
-			continue
-		}
-		// A checkpoint half removed must not look like one: it gets the
-		// name of a temporary directory first.
-		temp := path + tempInfix + randomName()
-		if err := s.disk.rename(path, temp); err != nil {
-			return s.fail("prune", path, err)
-		}
-		if err := s.disk.removeAll(temp); err != nil {
-			return s.fail("prune", temp, err)
-		}
-	}
-	return nil
+	return part
 }

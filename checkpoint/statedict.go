@@ -20,7 +20,7 @@ type Mismatch struct {
 
 // StateDictError lists at once everything (its message the first hundred of each
 // kind) in which the tensors of a file are
-// not those that a model or, for [OptimizerFile], an optimizer wants, as when the
+// not those that a model or, for the section [Optimizer], an optimizer wants, as when the
 // checkpoint is another one's.
 type StateDictError struct {
 	File      string
@@ -31,7 +31,7 @@ type StateDictError struct {
 
 func (e *StateDictError) Error() string {
 	owner := "model"
-	if strings.HasSuffix(e.File, OptimizerFile) {
+	if strings.HasSuffix(strings.TrimSuffix(e.File, ".safetensors"), Optimizer) {
 		owner = "optimizer"
 	}
 	var b strings.Builder

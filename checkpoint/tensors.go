@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"runtime"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/tensor"
@@ -27,7 +26,19 @@ var fileDTypes = [...]safetensors.DType{
 // LoadOption changes how tensors are loaded.
 type LoadOption func(*loading)
 
-type loading struct{ widen, narrow bool }
+type loading struct {
+	widen, narrow, partial bool
+	loaded                 *Loaded
+	notice                 func(text string)
+}
+
+func loadingOf(opts []LoadOption) loading {
+	l := loading{notice: func(string) {}}
+	for _, o := range opts {
+		o(&l)
+	}
+	return l
+}
 
 // WithWidening lets a float32 tensor take the values of one that the file has as
 // bfloat16 or float16, as models are published for inference: float32 holds each
@@ -38,25 +49,35 @@ func WithWidening() LoadOption { return func(l *loading) { l.widen = true } }
 // float64, rounded to the nearest, as PyTorch does it.
 func WithNarrowing() LoadOption { return func(l *loading) { l.narrow = true } }
 
-// WriteTensors writes tensors as a safetensors file; a tensor whose elements
-// do not lie densely, or on a device whose memory the CPU does not see, is copied
-// first. metadata may be nil. The tensors must
-// not change until it returns.
-func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]string) error {
-	return WriteParts(w.ctx, w, name, Whole(tensors), metadata)
+// WithPartial loads what is in both: tensors and values that the source lacks stay as they are,
+// and what it has beside them is left. [Loaded] lists both. A tensor of another shape or dtype
+// is still an error.
+func WithPartial() LoadOption { return func(l *loading) { l.partial = true } }
+
+// WithLoaded has [Load] say what it has loaded.
+func WithLoaded(into *Loaded) LoadOption { return func(l *loading) { l.loaded = into } }
+
+// WithNotice has [Load] call notice on rank 0 for each damaged checkpoint that it passes over.
+func WithNotice(notice func(text string)) LoadOption { return func(l *loading) { l.notice = notice } }
+
+// LoadTensors fills tensors, in place, from a section of the checkpoint. If names,
+// shapes or dtypes differ it changes nothing and returns a [StateDictError]
+// that lists all differences; the options allow for some. After an
+// error of the storage some tensors are filled and some are not.
+func (c *Checkpoint) LoadTensors(section string, tensors Tensors, opts ...LoadOption) error {
+	return c.LoadParts(section, Whole(tensors), opts...)
 }
 
-// LoadTensors fills tensors, in place, from a file of the checkpoint. If names,
-// shapes or dtypes differ it changes nothing and returns a [StateDictError]
-// that lists all differences; [WithWidening] and [WithNarrowing] allow for dtypes that do. After an
-// error of the disk some tensors are filled and some are not.
-func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOption) error {
-	f, err := c.OpenSafetensors(name)
+// LoadParts fills this rank's parts of tensors, in place, from a section of the checkpoint,
+// and reads nothing but these. Each rank calls it for itself. The errors are those of
+// [Checkpoint.LoadTensors].
+func (c *Checkpoint) LoadParts(section string, parts []Part, opts ...LoadOption) error {
+	src, err := c.Source(section)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	return LoadTensors(f, tensors, opts...)
+	defer src.Close()
+	return LoadParts(src, parts, opts...)
 }
 
 // MatchTensors returns the [StateDictError] that LoadTensors would return. It
@@ -74,10 +95,7 @@ func MatchTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 // match compares tensors with a source's, and returns the dtype that each of them
 // is filled from.
 func match(f Source, list []Part, opts []LoadOption) ([]tensor.DType, error) {
-	var l loading
-	for _, o := range opts {
-		o(&l)
-	}
+	l := loadingOf(opts)
 	infos, from := infosOf(list), make([]tensor.DType, len(list))
 	stored := make(map[string]safetensors.DType)
 	for _, info := range f.Infos() {
@@ -90,7 +108,18 @@ func match(f Source, list []Part, opts []LoadOption) ([]tensor.DType, error) {
 			infos[i].DType = fileDTypes[from[i]]
 		}
 	}
-	if err := MatchStateDict(f.Name(), f.Infos(), infos); err != nil {
+	err := MatchStateDict(f.Name(), f.Infos(), infos)
+	var e *StateDictError
+	if l.partial && errors.As(err, &e) {
+		if l.loaded != nil {
+			l.loaded.Missing = append(l.loaded.Missing, e.Missing...)
+			l.loaded.Extra = append(l.loaded.Extra, e.Extra...)
+		}
+		if len(e.Misshapen) == 0 {
+			return from, nil
+		}
+	}
+	if err != nil {
 		return nil, inModelDTypes(err, list)
 	}
 	return from, nil
@@ -99,56 +128,6 @@ func match(f Source, list []Part, opts []LoadOption) ([]tensor.DType, error) {
 // LoadTensors is [Checkpoint.LoadTensors] from any source.
 func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 	return LoadParts(f, Whole(tensors), opts...)
-}
-
-// LoadParts is [Checkpoint.LoadParts] from any source.
-func LoadParts(f Source, parts []Part, opts ...LoadOption) error {
-	list, err := describe(f.Name(), parts)
-	if err != nil {
-		return err
-	}
-	from, err := match(f, list, opts)
-	if err != nil {
-		return err
-	}
-	for i, p := range list {
-		if err := p.load(f, from[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// load fills a part from a tensor that is of a dtype in the file.
-func (p Part) load(f Source, from tensor.DType) error {
-	if p.Away {
-		return nil
-	}
-	dense, dev := p.Local, p.Local.Device()
-	if !tensor.CPUSees(dev) {
-		dev = tensor.CPU()
-	}
-	if !dense.IsContiguous() || from != dense.DType() || dev != dense.Device() {
-		dense = tensor.New(dev, from, dense.Shape()...)
-		defer dense.Free()
-	}
-	err := p.read(f, dense.Buffer().Data, from.Size())
-	dense.MarkWritten()
-	if err != nil {
-		return err
-	}
-	if from == tensor.Bool {
-		for at, b := range dense.Buffer().Data {
-			if b > 1 {
-				return fmt.Errorf("checkpoint: %s: tensor %q: element %d is %d, which is no bool", f.Name(), p.Name, at, b)
-			}
-		}
-	}
-	if dense != p.Local {
-		p.Local.CopyFrom(dense.To(p.Local.DType()).ToDevice(p.Local.Device()))
-	}
-	runtime.KeepAlive(dense)
-	return nil
 }
 
 // inModelDTypes puts the model's own dtypes into the message where others would

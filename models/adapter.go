@@ -4,6 +4,7 @@ package models
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/nn"
 )
 
@@ -98,6 +100,24 @@ func SaveAdapter(dir string, l *nn.LoRA, base string, files map[string][]byte) e
 	return huggingface.Save(dir, l.State().All(), huggingface.SaveOptions{Weights: AdapterFile, Files: all})
 }
 
+// openAdapter opens the tensors of an adapter: a file, or the section of that name of a
+// checkpoint whose ranks held parts of them.
+func openAdapter(dir string) (interface {
+	checkpoint.Source
+	io.Closer
+}, error) {
+	f, err := safetensors.Open(filepath.Join(dir, AdapterFile))
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	section := strings.TrimSuffix(AdapterFile, ".safetensors")
+	c, cerr := checkpoint.Open(context.Background(), storage.Dir(dir), "")
+	if cerr != nil || c.Manifest().Section(section) == nil {
+		return nil, err
+	}
+	return c.Source(section)
+}
+
 // LoadAdapter reads a folder that PEFT's save_pretrained or [SaveAdapter] wrote,
 // and returns the model with it. Adapters of other kinds than LoRA, and LoRAs
 // that compute in other ways than nn.LoRA does, are errors; tensors that do not
@@ -108,7 +128,7 @@ func LoadAdapter(dir string, m Pretrained) (*nn.LoRA, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, AdapterFile)
-	f, err := safetensors.Open(path)
+	f, err := openAdapter(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("models: %s has %s but not %s: was it saved without safetensors?", dir, adapterConfigFile, AdapterFile)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -180,18 +181,18 @@ func TestResNetStateMovesThroughACheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	err = checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
-		return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(m).All(), nil)
-	}, 1)
+	err = checkpoint.Save(t.Context(), nil, storage.Dir(dir), 1, checkpoint.State{
+		Sections: map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(m).All())},
+	}, checkpoint.WithRetention(checkpoint.KeepLast(1)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ck, _, err := checkpoint.Latest(t.Context(), dir)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := NewResNet(&nn.Build{Generator: tensor.NewGenerator(1)}, config)
-	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(other).All()); err != nil {
+	if err := ck.LoadTensors(checkpoint.Model, nn.StateDict(other).All()); err != nil {
 		t.Fatal(err)
 	}
 	want := nn.StateDict(m)

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
@@ -413,7 +414,7 @@ func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part, d
 	}
 	t.keepState()
 	if d.File && from == nil {
-		return t.out, t.save(ctx, g.Rank(), dir)
+		return t.out, t.save(ctx, g, dir)
 	}
 	return t.out, nil
 }
@@ -431,25 +432,20 @@ func (t *trainer) parts() []checkpoint.Part {
 	return parts
 }
 
-func (t *trainer) save(ctx context.Context, rank int, dir string) error {
-	write := func(w *checkpoint.Writer) error {
-		return checkpoint.WriteParts(ctx, w, checkpoint.ModelFile, t.parts(), nil)
-	}
-	if rank > 0 {
-		return write(nil)
-	}
-	return checkpoint.Save(ctx, dir, numSteps, write, 1)
+func (t *trainer) save(ctx context.Context, group *dist.Group, dir string) error {
+	state := checkpoint.State{Sections: map[string][]checkpoint.Part{checkpoint.Model: t.parts()}}
+	return checkpoint.Save(ctx, group, storage.Dir(dir), numSteps, state, checkpoint.WithShare(1), checkpoint.WithRetention(checkpoint.KeepLast(1)))
 }
 
 // load gives a rank's parts of a model the values of a whole state.
 func (t *trainer) load(ctx context.Context, rank int, from map[string]part, dir string) error {
 	d, m := t.draw, t.model
 	if d.File {
-		saved, _, err := checkpoint.Latest(ctx, dir)
+		saved, _, err := checkpoint.Latest(ctx, storage.Dir(dir))
 		if err != nil {
 			return err
 		}
-		return saved.LoadParts(checkpoint.ModelFile, t.parts())
+		return saved.LoadParts(checkpoint.Model, t.parts())
 	}
 	into := t.strategy.StateDict()
 	cuts := make(map[string]cut)

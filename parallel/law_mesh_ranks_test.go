@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
@@ -122,7 +123,7 @@ func (d meshDraw) onRank(ctx context.Context, g *dist.Group, z lawSizes, from ma
 	}
 	out.outcome = t.out
 	if d.File && from == nil {
-		return out, t.save(ctx, g.Rank(), dir)
+		return out, t.save(ctx, g, dir)
 	}
 	return out, nil
 }
@@ -255,24 +256,19 @@ func (t *meshTrainer) parts() []checkpoint.Part {
 	return parts
 }
 
-func (t *meshTrainer) save(ctx context.Context, rank int, dir string) error {
-	write := func(w *checkpoint.Writer) error {
-		return checkpoint.WriteParts(ctx, w, checkpoint.ModelFile, t.parts(), nil)
-	}
-	if rank > 0 {
-		return write(nil)
-	}
-	return checkpoint.Save(ctx, dir, t.draw.numSteps(), write, 1)
+func (t *meshTrainer) save(ctx context.Context, group *dist.Group, dir string) error {
+	state := checkpoint.State{Sections: map[string][]checkpoint.Part{checkpoint.Model: t.parts()}}
+	return checkpoint.Save(ctx, group, storage.Dir(dir), t.draw.numSteps(), state, checkpoint.WithShare(1), checkpoint.WithRetention(checkpoint.KeepLast(1)))
 }
 
 // load gives a rank's parts of a model the values of a whole state.
 func (t *meshTrainer) load(ctx context.Context, from map[string]part, lies map[string][]mesh.Box, dir string) error {
 	if t.draw.File {
-		saved, _, err := checkpoint.Latest(ctx, dir)
+		saved, _, err := checkpoint.Latest(ctx, storage.Dir(dir))
 		if err != nil {
 			return err
 		}
-		return saved.LoadParts(checkpoint.ModelFile, t.parts())
+		return saved.LoadParts(checkpoint.Model, t.parts())
 	}
 	for _, p := range nn.Parameters(t.model) {
 		boxes, here := lies[p.Name()]

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/models"
 )
 
@@ -33,7 +34,7 @@ func TestBestIsWhatIsKept(t *testing.T) {
 	}
 	kept := func(step int, value float64, b *Best) {
 		t.Helper()
-		ck, _, err := checkpoint.Latest(t.Context(), BestDir(f.out))
+		ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(BestDir(f.out)))
 		if err != nil || ck.Step != step {
 			t.Errorf("%+v is kept, want step %d (%v)", ck, step, err)
 		}

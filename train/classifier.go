@@ -124,7 +124,7 @@ func OpenClassifier(ck *checkpoint.Checkpoint) (*Classifier, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(m.Model).All()); err != nil {
+	if err := ck.LoadTensors(checkpoint.Model, nn.StateDict(m.Model).All()); err != nil {
 		return fail(err)
 	}
 	return m, nil

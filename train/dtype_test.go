@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // TestTrainsInBFloat16: two ranks learn in bfloat16 as in float32, the checkpoint
@@ -33,18 +34,18 @@ func TestTrainsInBFloat16(t *testing.T) {
 	if same || low.start.DType != "bfloat16" {
 		t.Errorf("the run was in %s, its losses equal to those of float32: %t", low.start.DType, same)
 	}
-	ck, err := checkpoint.Open(t.Context(), checkpoint.Path(c.Out, c.Steps))
+	ck, err := checkpoint.Open(t.Context(), storage.Dir(c.Out), checkpoint.StepName(c.Steps))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{checkpoint.ModelFile, checkpoint.OptimizerFile} {
-		f, err := ck.OpenSafetensors(file)
+	for _, section := range []string{checkpoint.Model, checkpoint.Optimizer} {
+		f, err := ck.Source(section)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, info := range f.Infos() {
 			if info.DType == safetensors.BF16 {
-				t.Errorf("%s: %s is saved as %v", file, info.Name, info.DType)
+				t.Errorf("%s: %s is saved as %v", section, info.Name, info.DType)
 			}
 		}
 		f.Close()

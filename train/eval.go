@@ -101,10 +101,10 @@ func (r *EvalResult) changed(ck *checkpoint.Checkpoint, fingerprint string) {
 
 // task returns the name of the recipe that made the model in a place.
 func (at place) task() (string, error) {
-	if ck := at.checkpoint; ck != nil && !ck.Has(checkpoint.ProgressFile) && !ck.Has(configFile) && !ck.Has(adapterConfigFile) {
-		return "", fmt.Errorf("%s is a checkpoint of a program with a loop of its own (it has neither %s nor %s): that program can open it", at.path, checkpoint.ProgressFile, configFile)
+	if ck := at.checkpoint; ck != nil && !ck.HasProgress() && !ck.Has(configFile) && !ck.Has(adapterConfigFile) {
+		return "", fmt.Errorf("%s is a checkpoint of a program with a loop of its own (it has neither the value %q nor %s): that program can open it", at.path, checkpoint.ProgressValue, configFile)
 	}
-	if at.checkpoint == nil || !at.checkpoint.Has(checkpoint.ProgressFile) {
+	if at.checkpoint == nil || !at.checkpoint.HasProgress() {
 		return "lm", nil // a folder with a config.json, which says more
 	}
 	p, err := at.checkpoint.ReadProgress()
@@ -120,7 +120,7 @@ func (at place) task() (string, error) {
 // wantTask reports a checkpoint of another recipe. A checkpoint that does not name
 // its recipe may be of any.
 func wantTask(ck *checkpoint.Checkpoint, task string) error {
-	if !ck.Has(checkpoint.ProgressFile) {
+	if !ck.HasProgress() {
 		return nil
 	}
 	if got, err := (place{ck.Path, ck}).task(); err != nil || got != task {

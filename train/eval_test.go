@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // TestEvalIsTransformers: a model of Hugging Face's, on a whole text, has the
@@ -114,9 +115,9 @@ func TestEvalOfRuns(t *testing.T) {
 // TestEvalOfOtherTasks: a checkpoint of a program's own task is none of ours.
 func TestEvalOfOtherTasks(t *testing.T) {
 	dir := t.TempDir()
-	err := checkpoint.Save(t.Context(), dir, 3, func(w *checkpoint.Writer) error {
-		return w.WriteProgress(checkpoint.Progress{Step: 3, Task: "protein"})
-	}, 1)
+	err := checkpoint.Save(t.Context(), nil, storage.Dir(dir), 3, checkpoint.State{
+		Values: map[string]any{checkpoint.ProgressValue: checkpoint.Progress{Step: 3, Task: "protein"}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,7 @@ func TestEvalOfOtherTasks(t *testing.T) {
 	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("as a language model: %v", err)
 	}
-	ck, _, err := checkpoint.Latest(t.Context(), dir)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(dir))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -92,9 +93,9 @@ func ExampleResume() {
 		step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
 			opt.SetNumSteps(ck.Step)
 			return errors.Join(
-				ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All()),
-				ck.LoadTensors(checkpoint.OptimizerFile, opt.State().All()),
-				ck.ReadJSON("loader.json", &state),
+				ck.LoadTensors(checkpoint.Model, nn.StateDict(net).All()),
+				ck.LoadTensors(checkpoint.Optimizer, opt.State().All()),
+				ck.Value("loader", &state),
 			)
 		})
 		if err != nil {
@@ -119,13 +120,13 @@ func ExampleResume() {
 			opt.Step(nil) // after a backward pass, which is left out here
 			step++
 			if group.Rank() == 0 {
-				err := checkpoint.Save(ctx, dir, step, func(w *checkpoint.Writer) error {
-					return errors.Join(
-						w.WriteTensors(checkpoint.ModelFile, nn.StateDict(net).All(), nil),
-						w.WriteTensors(checkpoint.OptimizerFile, opt.State().All(), nil),
-						w.WriteJSON("loader.json", loader.State()),
-					)
-				}, 2)
+				err := checkpoint.Save(ctx, nil, storage.Dir(dir), step, checkpoint.State{
+					Sections: map[string][]checkpoint.Part{
+						checkpoint.Model:     checkpoint.Whole(nn.StateDict(net).All()),
+						checkpoint.Optimizer: checkpoint.Whole(opt.State().All()),
+					},
+					Values: map[string]any{"loader": loader.State()},
+				}, checkpoint.WithRetention(checkpoint.KeepLast(2)))
 				if err != nil {
 					return err
 				}

@@ -17,6 +17,8 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/huggingface"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
@@ -347,33 +349,23 @@ func (r *lmRun) keepBase() error {
 	if _, err := os.Stat(r.baseDir); !r.keepsBase || err == nil || r.axes.World.Rank() != 0 {
 		return nil
 	}
-	weights := r.baseWeights
+	var state checkpoint.State
 	if r.outline != "" {
-		weights = func(w *checkpoint.Writer) error { return copyFile(w, checkpoint.ModelFile, r.outline) }
+		weights, err := huggingface.Open(r.outline)
+		if err != nil {
+			return err
+		}
+		defer weights.Close()
+		state.Sources = map[string]checkpoint.Source{checkpoint.Model: weights}
+	} else {
+		state.Sections = r.baseWeights()
 	}
-	return r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil, weights)
+	return r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil, state)
 }
 
-// copyFile copies a file of a directory into a checkpoint.
-func copyFile(w *checkpoint.Writer, name, dir string) error {
-	from, err := os.Open(filepath.Join(dir, name))
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := w.Create(name)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(to, from); err != nil {
-		return err
-	}
-	return to.Close()
-}
-
-// baseWeights writes the base's weights as they are now.
-func (r *lmRun) baseWeights(w *checkpoint.Writer) error {
-	return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.base).All(), map[string]string{"format": "pt"})
+// baseWeights returns the base's weights as they are now.
+func (r *lmRun) baseWeights() map[string][]checkpoint.Part {
+	return map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(r.base).All())}
 }
 
 // tunedFiles writes what makes a checkpoint a folder of Hugging Face's or, of a
@@ -434,7 +426,7 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	best, err := latest(ctx, BestDir(r.cfg.Out), r.report.Notice)
 	switch {
 	case err == nil:
-		if err := best.LoadTensors(models.AdapterFile, r.lora.State().All()); err != nil {
+		if err := best.LoadTensors(strings.TrimSuffix(models.AdapterFile, ".safetensors"), r.lora.State().All()); err != nil {
 			return "", err
 		}
 		step = best.Step
@@ -450,20 +442,20 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	dir = filepath.Join(r.cfg.Out, mergedDir)
 	progress := checkpoint.Progress{Task: "lm", Step: step, Seed: r.cfg.Seed, Recipe: recipe}
 	r.report.Notice(fmt.Sprintf("%s has the model with the matrices of step %d", dir, step))
-	return checkpoint.Path(dir, step), r.saveWhole(ctx, dir, step, &progress, r.baseWeights)
+	return checkpoint.Path(dir, step), r.saveWhole(ctx, dir, step, &progress, checkpoint.State{Sections: r.baseWeights()})
 }
 
-// saveWhole saves weights of the base as a checkpoint that is alone in a directory, with
+// saveWhole saves a state with the weights of the base as a checkpoint that is alone in a directory, with
 // a progress if there is one.
-func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress, weights func(w *checkpoint.Writer) error) error {
+func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress, state checkpoint.State) error {
 	config, err := r.tunedConfig()
 	if err != nil {
 		return err
 	}
-	return checkpoint.Replace(ctx, dir, step, func(w *checkpoint.Writer) error {
-		if err := weights(w); err != nil {
-			return err
-		}
+	if progress != nil {
+		state.Values = map[string]any{checkpoint.ProgressValue: *progress}
+	}
+	state.Files = func(w *checkpoint.Writer) error {
 		for _, name := range companions {
 			if text, ok := r.companions[name]; ok {
 				if err := w.WriteFile(name, text); err != nil {
@@ -471,13 +463,9 @@ func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *c
 				}
 			}
 		}
-		if progress != nil {
-			if err := w.WriteProgress(*progress); err != nil {
-				return err
-			}
-		}
 		return w.WriteFile(configFile, config)
-	})
+	}
+	return checkpoint.Save(ctx, nil, storage.Dir(dir), step, state, checkpoint.WithRetention(checkpoint.Retention{Only: true}))
 }
 
 // newModel builds a model of the settings' sizes for a vocabulary: a small text may not have

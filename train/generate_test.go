@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
@@ -245,7 +246,7 @@ func TestLoadLMErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	tamper := func(step int, files map[string]string) error {
-		err := checkpoint.Save(t.Context(), dir, step, func(w *checkpoint.Writer) error {
+		err := checkpoint.Save(t.Context(), nil, storage.Dir(dir), step, checkpoint.State{Files: func(w *checkpoint.Writer) error {
 			for _, name := range []string{configFile, tokenizerFile, checkpoint.ModelFile} {
 				b, err := os.ReadFile(filepath.Join(checkpoint.Path(c.Out, 12), name))
 				if err != nil {
@@ -259,7 +260,7 @@ func TestLoadLMErrors(t *testing.T) {
 				}
 			}
 			return nil
-		}, 100)
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func (r *lmRun) files(w *checkpoint.Writer) error {
 // matchModel compares the names and shapes of a model's weights with those in a
 // checkpoint. The model may be one without data, on the meta device.
 func matchModel(ck *checkpoint.Checkpoint, model any) error {
-	f, err := ck.OpenSafetensors(checkpoint.ModelFile)
+	f, err := ck.Source(checkpoint.Model)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 
-	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
@@ -84,7 +83,7 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 // recipeLM returns the settings of the run that a checkpoint is of, nil where
 // it is of none.
 func (at place) recipeLM() (*LMConfig, error) {
-	if at.checkpoint == nil || !at.checkpoint.Has(checkpoint.ProgressFile) {
+	if at.checkpoint == nil || !at.checkpoint.HasProgress() {
 		return nil, nil
 	}
 	p, err := at.checkpoint.ReadProgress()

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -112,13 +113,34 @@ func flags(names []string) map[string]string {
 	return m
 }
 
+// modelFile returns the weights of a step.
 func modelFile(t *testing.T, out string, step int) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(checkpoint.Path(out, step), checkpoint.ModelFile))
+	return sectionOf(t, checkpoint.Path(out, step), checkpoint.Model)
+}
+
+// sectionOf returns the tensors of a section of a checkpoint as text, whatever files they
+// are in.
+func sectionOf(t *testing.T, dir, section string) string {
+	t.Helper()
+	ck, err := checkpoint.Open(t.Context(), storage.Dir(dir), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(b)
+	src, err := ck.Source(section)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	var text strings.Builder
+	for _, info := range src.Infos() {
+		data := make([]byte, info.NumBytes())
+		if err := src.ReadTensor(info.Name, data); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&text, "%v %x\n", info, data)
+	}
+	return text.String()
 }
 
 // TestTwoRanksTrainAsOne: two ranks of batch 8 give the losses of one rank of
@@ -381,7 +403,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			if l.start.FirstStep != 10 || l.losses[12] != whole.losses[12] {
 				t.Errorf("resumed at %d, losses %v, want from 10 and %v", l.start.FirstStep, l.losses, whole.losses[12])
 			}
-			if err := checkpoint.Verify(t.Context(), newest); err != nil {
+			if ck, err := checkpoint.Open(t.Context(), storage.Dir(newest), ""); err != nil || ck.Verify(t.Context(), nil) != nil {
 				t.Errorf("the damaged checkpoint was not replaced: %v", err)
 			}
 		})
@@ -416,7 +438,7 @@ func TestCheckpointOfAnotherModel(t *testing.T) {
 	if _, err := run(t, 1, c); err != nil {
 		t.Fatal(err)
 	}
-	ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(c.Out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,13 +451,12 @@ func TestCheckpointOfAnotherModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	progress.Step = 99
-	err = checkpoint.Save(t.Context(), c.Out, 99, func(w *checkpoint.Writer) error {
-		other := nn.NewSequential(nn.NewLinear(&nn.Build{}, 3, 4))
-		return errors.Join(
-			w.WriteTensors(checkpoint.ModelFile, nn.StateDict(other).All(), nil),
-			w.WriteTensors(checkpoint.OptimizerFile, nn.StateDict(other).All(), nil),
-			w.WriteFile(tokenizerFile, tok), w.WriteProgress(progress))
-	}, 5)
+	other := checkpoint.Whole(nn.StateDict(nn.NewSequential(nn.NewLinear(&nn.Build{}, 3, 4))).All())
+	err = checkpoint.Save(t.Context(), nil, storage.Dir(c.Out), 99, checkpoint.State{
+		Sections: map[string][]checkpoint.Part{checkpoint.Model: other, checkpoint.Optimizer: other},
+		Values:   map[string]any{checkpoint.ProgressValue: progress},
+		Files:    func(w *checkpoint.Writer) error { return w.WriteFile(tokenizerFile, tok) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
 )
@@ -63,11 +64,11 @@ func findBest(ctx context.Context, dir string, notice func(text string)) (*check
 	if _, err := os.Stat(filepath.Join(dir, checkpoint.ManifestName)); err == nil {
 		return nil, nil // one checkpoint's own directory
 	}
-	kept, err := checkpoint.Steps(BestDir(dir))
+	kept, err := checkpoint.Steps(ctx, storage.Dir(BestDir(dir)))
 	if err != nil || len(kept) == 0 {
 		return nil, nil
 	}
-	steps, err := checkpoint.Steps(dir)
+	steps, err := checkpoint.Steps(ctx, storage.Dir(dir))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +91,7 @@ func findBest(ctx context.Context, dir string, notice func(text string)) (*check
 func AtStep(dir string, step int) (string, error) {
 	var there []string
 	for _, in := range []string{dir, BestDir(dir)} {
-		steps, err := checkpoint.Steps(in)
+		steps, err := checkpoint.Steps(context.Background(), storage.Dir(in))
 		if err != nil {
 			return "", err
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/table"
 	"github.com/cohort-ml/cohort/data/vision"
@@ -34,7 +35,7 @@ func ExampleOpenClassifier() {
 		panic(err)
 	}
 
-	ck, _, err := checkpoint.Latest(ctx, dir)
+	ck, _, err := checkpoint.Latest(ctx, storage.Dir(dir))
 	if err != nil {
 		panic(err)
 	}
@@ -81,7 +82,7 @@ func ExampleOpenRecommender() {
 		panic(err)
 	}
 
-	ck, _, err := checkpoint.Latest(ctx, dir)
+	ck, _, err := checkpoint.Latest(ctx, storage.Dir(dir))
 	if err != nil {
 		panic(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/nn"
@@ -56,7 +57,7 @@ func TestStopInTheFirstStep(t *testing.T) {
 	close(release)
 	<-ended
 	<-ended
-	if steps, err := checkpoint.Steps(f.out); err != nil || len(steps) > 0 {
+	if steps, err := checkpoint.Steps(t.Context(), storage.Dir(f.out)); err != nil || len(steps) > 0 {
 		t.Errorf("checkpoints of %v, %v", steps, err)
 	}
 	if text := strings.Join(f.log.notices, "\n"); !strings.Contains(text, "there is nothing to save") {

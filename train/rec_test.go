@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data/table"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -335,7 +336,7 @@ func TestOpenRecommender(t *testing.T) {
 	if err := trainRec(t.Context(), c, nil, 1, newLog()); err != nil {
 		t.Fatal(err)
 	}
-	ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(c.Out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,16 +356,14 @@ func TestOpenRecommender(t *testing.T) {
 		config := model.Config
 		change(&config)
 		dir := t.TempDir()
-		err := checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
-			if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(model.Model).All(), nil); err != nil {
-				return err
-			}
-			return w.WriteJSON(configFile, config)
-		}, 1)
+		err := checkpoint.Save(t.Context(), nil, storage.Dir(dir), 1, checkpoint.State{
+			Sections: map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(model.Model).All())},
+			Files:    func(w *checkpoint.Writer) error { return w.WriteJSON(configFile, config) },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		bad, _, err := checkpoint.Latest(t.Context(), dir)
+		bad, _, err := checkpoint.Latest(t.Context(), storage.Dir(dir))
 		if err != nil {
 			t.Fatal(err)
 		}

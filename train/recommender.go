@@ -109,7 +109,7 @@ func OpenRecommender(ck *checkpoint.Checkpoint) (*Recommender, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(r.Model).All()); err != nil {
+	if err := ck.LoadTensors(checkpoint.Model, nn.StateDict(r.Model).All()); err != nil {
 		return fail(err)
 	}
 	return r, nil

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 )
 
@@ -19,9 +20,9 @@ import (
 //	step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
 //		opt.SetNumSteps(ck.Step)
 //		return errors.Join(
-//			ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All()),
-//			ck.LoadTensors(checkpoint.OptimizerFile, opt.State().All()),
-//			ck.ReadJSON("loader.json", &state), // of the loader, made with it later
+//			ck.LoadTensors(checkpoint.Model, nn.StateDict(net).All()),
+//			ck.LoadTensors(checkpoint.Optimizer, opt.State().All()),
+//			ck.Value("loader", &state), // of the loader, made with it later
 //		)
 //	})
 //	for ; err == nil && step < steps; step++ { … }
@@ -36,7 +37,8 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 	fail := func(err error) (int, error) { return 0, fmt.Errorf("train: resume from %s: %w", dir, err) }
 	// What rank 0 has found, for all.
 	var found struct {
-		Path string // of the checkpoint, empty for none
+		Name string // of the checkpoint
+		None bool
 		Step int
 		Err  string
 	}
@@ -45,10 +47,11 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 		ck, err = latest(ctx, dir, func(text string) { fmt.Fprintf(os.Stderr, "train: resume: %s\n", text) })
 		switch {
 		case errors.Is(err, checkpoint.ErrNone):
+			found.None = true
 		case err != nil:
 			found.Err = err.Error()
 		default:
-			found.Path, found.Step = ck.Path, ck.Step
+			found.Name, found.Step = ck.Name, ck.Step
 		}
 	}
 	mine := err
@@ -60,11 +63,11 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 		return fail(settled(mine))
 	case found.Err != "":
 		return fail(fmt.Errorf("rank 0: %s", found.Err))
-	case found.Path == "":
+	case found.None:
 		return 0, nil
 	}
 	if group.Rank() != 0 {
-		ck, err = checkpoint.Open(ctx, found.Path)
+		ck, err = checkpoint.Open(ctx, storage.Dir(dir), found.Name)
 	}
 	if err == nil {
 		err = load(ck)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/errorfile"
 	"github.com/cohort-ml/cohort/nn"
@@ -30,7 +31,7 @@ func TestResume(t *testing.T) {
 		err := dist.Spawn(ctx, part.ranks, func(ctx context.Context, g *dist.Group) error {
 			net := nn.NewLinear(&nn.Build{Generator: tensor.NewGenerator(int64(g.Rank()))}, 3, 2)
 			step, err := train.Resume(ctx, g, dir, func(ck *checkpoint.Checkpoint) error {
-				return ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All())
+				return ck.LoadTensors(checkpoint.Model, nn.StateDict(net).All())
 			})
 			if err != nil {
 				return err
@@ -44,9 +45,9 @@ func TestResume(t *testing.T) {
 			for ; step < part.until; step++ {
 				if g.Rank() == 0 {
 					net.Weight.Data().Fill(float64(step + 1))
-					err := checkpoint.Save(ctx, dir, step+1, func(w *checkpoint.Writer) error {
-						return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(net).All(), nil)
-					}, 2)
+					err := checkpoint.Save(ctx, nil, storage.Dir(dir), step+1, checkpoint.State{
+						Sections: map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(net).All())},
+					}, checkpoint.WithRetention(checkpoint.KeepLast(2)))
 					if err != nil {
 						return err
 					}
@@ -64,9 +65,9 @@ func TestResume(t *testing.T) {
 // TestResumeErrors: what keeps one rank from going on is an error on all of them.
 func TestResumeErrors(t *testing.T) {
 	dir := t.TempDir()
-	err := checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
-		return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(nn.NewLinear(&nn.Build{}, 1, 1)).All(), nil)
-	}, 1)
+	err := checkpoint.Save(t.Context(), nil, storage.Dir(dir), 1, checkpoint.State{
+		Sections: map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(nn.NewLinear(&nn.Build{}, 1, 1)).All())},
+	}, checkpoint.WithRetention(checkpoint.KeepLast(1)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/nn"
@@ -99,7 +100,7 @@ func (s *SavedRun) Recipe(v any) error {
 // latest returns the newest good checkpoint in a directory and tells of damaged
 // ones that it passed over. Where all are damaged, the error tells.
 func latest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
-	ck, damaged, err := checkpoint.Latest(ctx, dir)
+	ck, damaged, err := checkpoint.Latest(ctx, storage.Dir(dir))
 	if err == nil {
 		for _, d := range damaged {
 			notice("passing over a damaged checkpoint: " + d.Error())
@@ -115,7 +116,10 @@ func (r *trainer[B]) weights() nn.NamedTensors {
 	return r.model.StateDict()
 }
 
-func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, checkpoint.ModelFile) }
+// weightsSection returns the section of the weights, by which their file is called.
+func (r *trainer[B]) weightsSection() string {
+	return strings.TrimSuffix(cmp.Or(r.task.WeightsFile, checkpoint.ModelFile), ".safetensors")
+}
 
 // keptBest takes over how good the weights in Out/best are, which may be of a
 // step that the run lost with a crash, or not be there: what is said of the best
@@ -142,10 +146,10 @@ func (r *trainer[B]) keptBest(ctx context.Context) {
 
 // load puts the saved weights and optimizer state into the run.
 func (r *trainer[B]) load(s *SavedRun) error {
-	if err := s.Checkpoint.LoadParts(r.weightsFile(), r.weightParts()); err != nil {
+	if err := s.Checkpoint.LoadParts(r.weightsSection(), r.weightParts()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
-	if err := s.Checkpoint.LoadParts(checkpoint.OptimizerFile, r.optimizerParts()); err != nil {
+	if err := s.Checkpoint.LoadParts(checkpoint.Optimizer, r.optimizerParts()); err != nil {
 		return r.errorf("resume: %w", err)
 	}
 	r.step, r.standing = s.Progress.Step, s.standing
@@ -158,8 +162,8 @@ func (r *trainer[B]) load(s *SavedRun) error {
 	return nil
 }
 
-// save writes a checkpoint on rank 0. The others go on meanwhile, or give it their
-// shards.
+// save writes a checkpoint: all ranks together where they hold shards, else rank 0 alone, and
+// the others go on meanwhile.
 func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.sound(ctx); err != nil {
 		return err
@@ -167,37 +171,11 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.order.sync(); err != nil {
 		return r.errorf("%w", err)
 	}
-	optimizer := r.optimizerParts()
-	if r.axes.World.Rank() != 0 {
-		if err := r.give(ctx, checkpoint.OptimizerFile, optimizer); err != nil {
-			return err
-		}
-		return r.give(ctx, r.weightsFile(), r.weightParts())
-	}
-	progress, err := r.progress()
-	if err != nil {
+	if err := r.saveTo(ctx, r.o.Out, checkpoint.KeepLast(r.o.Keep), checkpoint.Optimizer); err != nil {
 		return err
 	}
-	err = checkpoint.Save(ctx, r.o.Out, r.step, func(w *checkpoint.Writer) error {
-		if err := checkpoint.WriteParts(ctx, w, checkpoint.OptimizerFile, optimizer, nil); err != nil {
-			return err
-		}
-		return r.write(ctx, w, progress)
-	}, r.o.Keep)
-	if err != nil {
-		return r.errorf("%w", err)
-	}
-	r.report.Saved(Saved{Step: r.step, Path: checkpoint.Path(r.o.Out, r.step)})
-	return nil
-}
-
-// give gives rank 0 this rank's shards of the tensors of a file.
-func (r *trainer[B]) give(ctx context.Context, file string, parts []checkpoint.Part) error {
-	if !r.sharded {
-		return nil
-	}
-	if err := checkpoint.WriteParts(ctx, nil, file, parts, nil); err != nil {
-		return r.errorf("save step %d: %w", r.step, err)
+	if r.axes.World.Rank() == 0 {
+		r.report.Saved(Saved{Step: r.step, Path: checkpoint.Path(r.o.Out, r.step)})
 	}
 	return nil
 }
@@ -205,31 +183,43 @@ func (r *trainer[B]) give(ctx context.Context, file string, parts []checkpoint.P
 // saveBest puts the weights of this step in the place of those that were the
 // best so far.
 func (r *trainer[B]) saveBest(ctx context.Context) error {
-	if r.axes.World.Rank() != 0 {
-		return r.give(ctx, r.weightsFile(), r.weightParts())
+	return r.saveTo(ctx, BestDir(r.o.Out), checkpoint.Retention{Only: true})
+}
+
+// saveTo writes the weights, and further sections, into a directory.
+func (r *trainer[B]) saveTo(ctx context.Context, dir string, keep checkpoint.Retention, further ...string) error {
+	savers := r.axes.World
+	if !r.sharded {
+		if savers.Rank() != 0 {
+			return nil
+		}
+		savers = nil
 	}
-	progress, err := r.progress()
-	if err != nil {
-		return err
-	}
-	err = checkpoint.Replace(ctx, BestDir(r.o.Out), r.step, func(w *checkpoint.Writer) error { return r.write(ctx, w, progress) })
-	if err != nil {
+	if err := checkpoint.Save(ctx, savers, storage.Dir(dir), r.step, r.state(further), checkpoint.WithRetention(keep)); err != nil {
 		return r.errorf("%w", err)
 	}
 	return nil
 }
 
-// write writes what all checkpoints have.
-func (r *trainer[B]) write(ctx context.Context, w *checkpoint.Writer, progress checkpoint.Progress) error {
-	if err := checkpoint.WriteParts(ctx, w, r.weightsFile(), r.weightParts(), map[string]string{"format": "pt"}); err != nil {
-		return err
+// state returns what is saved of the weights and of further sections. An error of rank 0 is one
+// of the save, so that no rank waits for another.
+func (r *trainer[B]) state(further []string) checkpoint.State {
+	s := checkpoint.State{Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts()}}
+	for _, section := range further {
+		s.Sections[section] = r.optimizerParts()
 	}
-	if r.task.Files != nil {
-		if err := r.task.Files(w); err != nil {
+	if r.axes.World.Rank() != 0 {
+		return s
+	}
+	progress, err := r.progress()
+	s.Values = map[string]any{checkpoint.ProgressValue: progress}
+	s.Files = func(w *checkpoint.Writer) error {
+		if err != nil || r.task.Files == nil {
 			return err
 		}
+		return r.task.Files(w)
 	}
-	return w.WriteProgress(progress)
+	return s
 }
 
 func (r *trainer[B]) progress() (checkpoint.Progress, error) {

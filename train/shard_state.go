@@ -79,7 +79,7 @@ func onAllAxes(l mesh.Layout, m *mesh.Mesh) mesh.Layout {
 }
 
 // ModelParts returns what this rank holds of a model's state, by the model's own names:
-// what [checkpoint.WriteParts] saves and [checkpoint.Checkpoint.LoadParts] loads.
+// what [checkpoint.Save] saves and [checkpoint.Checkpoint.LoadParts] loads.
 func ModelParts(model parallel.Strategy) []checkpoint.Part { return partsOf(model, model.StateDict()) }
 
 // partsOf returns what this rank holds of tensors: of parameters of a model what the

@@ -59,11 +59,11 @@ func TestShardedRun(t *testing.T) {
 		func(f *fitting) string { return checkpoint.Path(f.out, 8) }, func(f *fitting) string { return checkpoint.Path(f.out, 12) },
 		func(f *fitting) string { return checkpoint.Path(BestDir(f.out), 6) },
 	} {
-		if a, b := fileOf(t, dir(sharded), checkpoint.ModelFile), fileOf(t, dir(ddp), checkpoint.ModelFile); string(a) != string(b) {
+		if a, b := sectionOf(t, dir(sharded), checkpoint.Model), sectionOf(t, dir(ddp), checkpoint.Model); a != b {
 			t.Errorf("%s: the weights are not those of replicas", dir(sharded))
 		}
 	}
-	if a, b := fileOf(t, checkpoint.Path(sharded.out, 12), checkpoint.OptimizerFile), fileOf(t, checkpoint.Path(ddp.out, 12), checkpoint.OptimizerFile); string(a) != string(b) {
+	if a, b := sectionOf(t, checkpoint.Path(sharded.out, 12), checkpoint.Optimizer), sectionOf(t, checkpoint.Path(ddp.out, 12), checkpoint.Optimizer); a != b {
 		t.Error("the optimizer's state is not that of replicas")
 	}
 	// 25 parameters of 4 bytes, as much of gradients, twice as much of moments, 4 counts.
@@ -141,8 +141,8 @@ func TestShardedBest(t *testing.T) {
 	if _, err := f.run(t, 3); err != nil {
 		t.Fatal(err)
 	}
-	saved := func(file string) string { return string(fileOf(t, checkpoint.Path(f.out, 8), file)) }
-	weights, state := saved(checkpoint.ModelFile), saved(checkpoint.OptimizerFile)
+	saved := func(section string) string { return sectionOf(t, checkpoint.Path(f.out, 8), section) }
+	weights, state := saved(checkpoint.Model), saved(checkpoint.Optimizer)
 	for _, step := range []int{8, 12} {
 		if err := os.RemoveAll(checkpoint.Path(f.out, step)); err != nil {
 			t.Fatal(err)
@@ -151,7 +151,7 @@ func TestShardedBest(t *testing.T) {
 	if _, err := f.run(t, 3); err != nil {
 		t.Fatal(err)
 	}
-	if saved(checkpoint.ModelFile) != weights || saved(checkpoint.OptimizerFile) != state {
+	if saved(checkpoint.Model) != weights || saved(checkpoint.Optimizer) != state {
 		t.Error("the run that went on from step 4 saved something else in step 8")
 	}
 }

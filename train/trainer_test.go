@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -233,17 +234,17 @@ func TestBestAndLast(t *testing.T) {
 		}
 		best := func(want int) *checkpoint.Checkpoint {
 			t.Helper()
-			ck, damaged, err := checkpoint.Latest(t.Context(), BestDir(f.out))
+			ck, damaged, err := checkpoint.Latest(t.Context(), storage.Dir(BestDir(f.out)))
 			if err != nil || len(damaged) > 0 || ck.Step != want {
 				t.Fatalf("the best is %+v, %v, %v, want step %d", ck, damaged, err, want)
 			}
 			return ck
 		}
 		ck := best(6)
-		if string(fileOf(t, ck.Path, checkpoint.ModelFile)) != modelFile(t, f.out, 6) || modelFile(t, f.out, 6) == modelFile(t, f.out, 12) {
+		if sectionOf(t, ck.Path, checkpoint.Model) != modelFile(t, f.out, 6) || modelFile(t, f.out, 6) == modelFile(t, f.out, 12) {
 			t.Error("the best weights are not those of step 6")
 		}
-		if string(fileOf(t, ck.Path, "labels.txt")) != "a\nb\n" || ck.Has(checkpoint.OptimizerFile) {
+		if string(fileOf(t, ck.Path, "labels.txt")) != "a\nb\n" || ck.Manifest().Section(checkpoint.Optimizer) != nil {
 			t.Errorf("the best has files %v", ck.Files)
 		}
 		if p, err := ck.ReadProgress(); err != nil || p.Task != "fit" || p.Step != 6 {
@@ -638,7 +639,7 @@ func TestModuleN(t *testing.T) {
 		t.Errorf("%d steps, losses from %v to %v", n, f.log.losses[1], f.log.losses[42])
 	}
 	p := func() checkpoint.Progress {
-		ck, _, err := checkpoint.Latest(t.Context(), f.out)
+		ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(f.out))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data/vision"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -63,7 +64,7 @@ func TestVisionReadsDigits(t *testing.T) {
 			t.Errorf("%s: %v", model, l.finish.Metrics)
 		}
 		// The checkpoint is the model of the last evaluation.
-		ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+		ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(c.Out))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +300,7 @@ func TestVisionModels(t *testing.T) {
 		if err := trainVision(t.Context(), c, nil, 1, newLog()); err != nil {
 			t.Fatalf("%s: %v", model, err)
 		}
-		ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+		ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(c.Out))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -386,16 +387,14 @@ func TestOpenClassifier(t *testing.T) {
 		config := good
 		change(&config)
 		dir := t.TempDir()
-		err := checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
-			if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(m.Model).All(), nil); err != nil {
-				return err
-			}
-			return w.WriteJSON(configFile, config)
-		}, 1)
+		err := checkpoint.Save(t.Context(), nil, storage.Dir(dir), 1, checkpoint.State{
+			Sections: map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(m.Model).All())},
+			Files:    func(w *checkpoint.Writer) error { return w.WriteJSON(configFile, config) },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		bad, _, err := checkpoint.Latest(t.Context(), dir)
+		bad, _, err := checkpoint.Latest(t.Context(), storage.Dir(dir))
 		if err != nil {
 			t.Fatal(err)
 		}

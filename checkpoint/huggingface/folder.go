@@ -134,9 +134,14 @@ func (f *Folder) openListed(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("huggingface: %s: %w", f.name, err)
 	}
+	// A checkpoint has files of other sections too, such as the optimizer's.
+	prefix := ""
+	if slices.ContainsFunc(entries, func(e storage.Entry) bool { return e.Name == storage.ManifestName }) {
+		prefix = "model-"
+	}
 	var names []string
 	for _, e := range entries {
-		if !e.IsFolder && strings.HasSuffix(e.Name, ".safetensors") && !strings.HasPrefix(e.Name, ".") {
+		if !e.IsFolder && strings.HasPrefix(e.Name, prefix) && strings.HasSuffix(e.Name, ".safetensors") && !strings.HasPrefix(e.Name, ".") {
 			names = append(names, e.Name)
 		}
 	}

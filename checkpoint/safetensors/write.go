@@ -54,11 +54,7 @@ func WriteEach(w io.Writer, infos []Info, metadata map[string]string, data func(
 // WriteFrom is [WriteEach] for tensors of which not even one need be there whole: write
 // writes the bytes of a tensor to w, in as many pieces as it likes.
 func WriteFrom(w io.Writer, infos []Info, metadata map[string]string, write func(w io.Writer, info Info) error) error {
-	infos, err := Ordered(infos)
-	if err != nil {
-		return err
-	}
-	header, err := encodeHeader(infos, metadata)
+	header, infos, err := Header(infos, metadata)
 	if err != nil {
 		return err
 	}
@@ -87,6 +83,16 @@ func (c *counter) Write(b []byte) (int, error) {
 	n, err := c.Writer.Write(b)
 	c.n += int64(n)
 	return n, err
+}
+
+// Header returns what a file begins with, for one who writes the bytes of the tensors
+// behind it without gaps, in the order returned.
+func Header(infos []Info, metadata map[string]string) (header []byte, ordered []Info, err error) {
+	if ordered, err = Ordered(infos); err != nil {
+		return nil, nil, err
+	}
+	header, err = encodeHeader(ordered, metadata)
+	return header, ordered, err
 }
 
 // Ordered returns tensors in the order in which a file has their bytes. A name that is

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 var (
@@ -57,7 +58,7 @@ func TestOrderThroughCrashes(t *testing.T) {
 			done = max(done, step)
 		}
 		// One that the crash has cut off in saving does not count.
-		if _, _, err := checkpoint.Latest(t.Context(), out); errors.Is(err, checkpoint.ErrNone) {
+		if _, _, err := checkpoint.Latest(t.Context(), storage.Dir(out)); errors.Is(err, checkpoint.ErrNone) {
 			continue // nothing to go on from: the same job begins anew
 		} else if err != nil {
 			t.Fatal(err)

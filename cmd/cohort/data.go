@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 )
 
@@ -86,7 +87,7 @@ func checkRun(ctx context.Context, dir string, stderr io.Writer) (*data.OrderRep
 	if _, err := os.Stat(logs); errors.Is(err, os.ErrNotExist) && filepath.Base(dir) == data.OrderDir {
 		return data.CheckOrder(dir, data.CheckOptions{})
 	}
-	ck, damaged, err := checkpoint.Latest(ctx, dir)
+	ck, damaged, err := checkpoint.Latest(ctx, storage.Dir(dir))
 	for _, d := range damaged {
 		fmt.Fprintf(stderr, "cohort: passed over: %v\n", d)
 	}
@@ -96,9 +97,9 @@ func checkRun(ctx context.Context, dir string, stderr io.Writer) (*data.OrderRep
 	case err != nil:
 		return nil, err
 	}
-	if !ck.Has(checkpoint.ProgressFile) {
+	if !ck.HasProgress() {
 		if _, err := os.Stat(logs); errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("%s is of a program with a loop of its own (it has no %s): that program kept no log of its samples in %s", ck.Path, checkpoint.ProgressFile, logs)
+			return nil, fmt.Errorf("%s is of a program with a loop of its own (it has no value %q): that program kept no log of its samples in %s", ck.Path, checkpoint.ProgressValue, logs)
 		}
 		return data.CheckOrder(logs, data.CheckOptions{})
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 )
 
@@ -51,9 +52,9 @@ func proof(t *testing.T) (dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = checkpoint.Save(context.Background(), dir, 3, func(w *checkpoint.Writer) error {
-		return w.WriteProgress(checkpoint.Progress{Step: 3, Loader: loader, Recipe: json.RawMessage("{}")})
-	}, 1)
+	err = checkpoint.Save(context.Background(), nil, storage.Dir(dir), 3, checkpoint.State{
+		Values: map[string]any{checkpoint.ProgressValue: checkpoint.Progress{Step: 3, Loader: loader, Recipe: json.RawMessage("{}")}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,16 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // TestMistakes: a command that is nearly right is told what is meant, once,
 // before anything starts.
 func TestMistakes(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "own") // what a program with a loop of its own leaves
-	err := checkpoint.Save(t.Context(), own, 3, func(w *checkpoint.Writer) error { return w.WriteFile("weights", []byte("x")) }, 1)
+	err := checkpoint.Save(t.Context(), nil, storage.Dir(own), 3, checkpoint.State{
+		Files: func(w *checkpoint.Writer) error { return w.WriteFile("weights", []byte("x")) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

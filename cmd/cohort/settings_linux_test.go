@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 )
 
@@ -57,7 +58,7 @@ func TestConfigFile(t *testing.T) {
 	if err != nil || report.Err() != nil || !report.Ended || len(report.Attempts) != 2 {
 		t.Errorf("%v, %v", err, report)
 	}
-	if best, _, err := checkpoint.Latest(t.Context(), filepath.Join(first, "best")); err != nil || best.Step < 4 {
+	if best, _, err := checkpoint.Latest(t.Context(), storage.Dir(filepath.Join(first, "best"))); err != nil || best.Step < 4 {
 		t.Errorf("the best is %+v, %v", best, err)
 	}
 }

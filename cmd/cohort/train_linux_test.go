@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 func TestTrainAndGenerate(t *testing.T) {
@@ -48,7 +49,7 @@ func TestTrainAndGenerate(t *testing.T) {
 	if count("loss step tokens_per_s") != 12 || count("step val_bits_per_byte") != 2 || stderr != "" {
 		t.Errorf("objects %q, standard error %q", keys, stderr)
 	}
-	for _, file := range []string{"model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", "progress.json", "manifest.json"} {
+	for _, file := range []string{"model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", "manifest.json"} {
 		if _, err := os.Stat(filepath.Join(checkpoint.Path(out, 12), file)); err != nil {
 			t.Error(err)
 		}
@@ -138,7 +139,7 @@ func TestKilledRank(t *testing.T) {
 			if left := newSharedMemory(t, segments); len(left) > 0 {
 				t.Errorf("shared memory %v is left", left)
 			}
-			ck, damaged, err := checkpoint.Latest(t.Context(), out)
+			ck, damaged, err := checkpoint.Latest(t.Context(), storage.Dir(out))
 			if err != nil || len(damaged) > 0 || ck.Step < 50 {
 				t.Fatalf("the last checkpoint: %+v, %v, %v", ck, damaged, err)
 			}
@@ -169,7 +170,7 @@ func TestKilledLauncher(t *testing.T) {
 	}
 	j.wait(t)
 	j.gone(t)
-	if ck, _, err := checkpoint.Latest(t.Context(), out); err != nil || ck.Step < 20 {
+	if ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(out)); err != nil || ck.Step < 20 {
 		t.Errorf("the last checkpoint: %+v, %v", ck, err)
 	}
 }
@@ -189,7 +190,7 @@ func TestInterruptedJob(t *testing.T) {
 		t.Errorf("code %d, standard error\n%s", code, stderr)
 	}
 	got := steps(t, stdout)
-	ck, _, err := checkpoint.Latest(t.Context(), out)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(out))
 	if err != nil || ck.Step != len(got) {
 		t.Fatalf("the checkpoint is %+v, %v, after %d steps", ck, err, len(got))
 	}
@@ -213,7 +214,7 @@ func TestInterruptedRank(t *testing.T) {
 	}
 	code := j.wait(t)
 	stdout, stderr := j.output()
-	ck, _, err := checkpoint.Latest(t.Context(), out)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(out))
 	if err != nil || code != exitFailed || ck.Step != len(steps(t, stdout)) || !strings.Contains(stderr, fmt.Sprintf("stopped at step %d of 100000", ck.Step)) {
 		t.Errorf("code %d, checkpoint %+v, %v, after %d steps:\n%s", code, ck, err, len(steps(t, stdout)), stderr)
 	}
@@ -233,7 +234,7 @@ func TestReaderThatLeaves(t *testing.T) {
 		w.Close()
 		code := j.wait(t)
 		_, stderr := j.output()
-		ck, _, err := checkpoint.Latest(t.Context(), out)
+		ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(out))
 		if code != 0 || err != nil || ck.Step != 6 {
 			t.Errorf("%s: code %d, checkpoint %+v, %v; standard error:\n%s", more, code, ck, err, stderr)
 		}

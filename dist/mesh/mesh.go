@@ -325,6 +325,19 @@ func (m *Mesh) Size() int {
 // Rank returns this rank's number in the mesh, in row-major order, and -1 outside the mesh.
 func (m *Mesh) Rank() int { return m.rank }
 
+// Ranks returns the ranks of the mesh, in its order, as numbers in the world (see
+// [dist.Group.Ranks]); of a [Sketch] the numbers in the sketch.
+func (m *Mesh) Ranks() []int {
+	if m.base == nil {
+		return slices.Clone(m.ranks)
+	}
+	ranks, world := make([]int, len(m.ranks)), m.base.Ranks()
+	for i, r := range m.ranks {
+		ranks[i] = world[r]
+	}
+	return ranks
+}
+
 // IsMember reports whether this rank is in the mesh.
 func (m *Mesh) IsMember() bool { return m.rank >= 0 }
 

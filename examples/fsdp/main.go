@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/launch"
@@ -74,10 +75,10 @@ func learn(ctx context.Context, group *dist.Group) error {
 	}
 	first, err := train.Resume(ctx, group, *out, func(ck *checkpoint.Checkpoint) error {
 		opt.SetNumSteps(ck.Step)
-		if err := ck.LoadParts(checkpoint.ModelFile, train.ModelParts(model)); err != nil {
+		if err := ck.LoadParts(checkpoint.Model, train.ModelParts(model)); err != nil {
 			return err
 		}
-		return ck.LoadParts(checkpoint.OptimizerFile, train.OptimizerParts(model, opt))
+		return ck.LoadParts(checkpoint.Optimizer, train.OptimizerParts(model, opt))
 	})
 	if err != nil {
 		return err
@@ -108,21 +109,17 @@ func learn(ctx context.Context, group *dist.Group) error {
 	return save(ctx, group, *numSteps, model, opt)
 }
 
-// save writes whole tensors: rank 0 gathers one at a time.
+// save writes a checkpoint: each rank its own shards.
 func save(ctx context.Context, group *dist.Group, step int, model *parallel.FSDP, opt optim.Optimizer) error {
-	write := func(w *checkpoint.Writer) error {
-		if err := checkpoint.WriteParts(ctx, w, checkpoint.ModelFile, train.ModelParts(model), nil); err != nil {
-			return err
-		}
-		return checkpoint.WriteParts(ctx, w, checkpoint.OptimizerFile, train.OptimizerParts(model, opt), nil)
-	}
-	if group.Rank() != 0 {
-		return write(nil)
-	}
-	if err := checkpoint.Save(ctx, *out, step, write, 1); err != nil {
+	state := checkpoint.State{Sections: map[string][]checkpoint.Part{
+		checkpoint.Model: train.ModelParts(model), checkpoint.Optimizer: train.OptimizerParts(model, opt),
+	}}
+	if err := checkpoint.Save(ctx, group, storage.Dir(*out), step, state, checkpoint.WithRetention(checkpoint.KeepLast(1))); err != nil {
 		return err
 	}
-	fmt.Println("saved", checkpoint.Path(*out, step))
+	if group.Rank() == 0 {
+		fmt.Println("saved", checkpoint.Path(*out, step))
+	}
 	return nil
 }
 

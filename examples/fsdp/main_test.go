@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
@@ -32,12 +33,12 @@ func TestGoesOn(t *testing.T) {
 	}
 	exampletest.Run(t, nil, "-out", out, "-steps", "151") // has nothing to do
 
-	ck, _, err := checkpoint.Latest(t.Context(), out)
+	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(out))
 	if err != nil {
 		t.Fatal(err)
 	}
 	llama := models.NewLlama(&nn.Build{}, config)
-	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(llama).All()); err != nil {
+	if err := ck.LoadTensors(checkpoint.Model, nn.StateDict(llama).All()); err != nil {
 		t.Fatal(err)
 	}
 	inputs, targets := sequences(tensor.NewGenerator(1 << 40))

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/dist"
+)
+
+// crew is the ranks that save or load together.
+type crew struct {
+	group      *dist.Group // nil for one rank
+	rank, size int
+	number     map[int]int // of a rank of the world in the group; nil if they are the same
+}
+
+func crewOf(g *dist.Group) crew {
+	if g == nil {
+		return crew{size: 1}
+	}
+	c := crew{group: g, rank: g.Rank(), size: g.Size()}
+	for i, rank := range g.Ranks() {
+		if i != rank && c.number == nil {
+			c.number = make(map[int]int)
+		}
+	}
+	if c.number != nil {
+		for i, rank := range g.Ranks() {
+			c.number[rank] = i
+		}
+	}
+	return c
+}
+
+// numberOf returns the number in the group of a rank of the world.
+func (c crew) numberOf(rank int) (int, bool) {
+	if c.number == nil {
+		return rank, rank < c.size
+	}
+	i, ok := c.number[rank]
+	return i, ok
+}
+
+// allGather returns the value of every rank, by rank.
+func allGather[T any](ctx context.Context, c crew, v T) ([]T, error) {
+	if c.group == nil {
+		return []T{v}, nil
+	}
+	return dist.AllGatherObject(ctx, c.group, v)
+}
+
+// broadcast returns rank 0's value on every rank.
+func broadcast[T any](ctx context.Context, c crew, v T) (T, error) {
+	if c.group == nil {
+		return v, nil
+	}
+	return dist.BroadcastObject(ctx, c.group, v, 0)
+}
+
+// agree makes an error of any rank an error of all. A rank's own error stays as it is; the
+// others get one that names the rank.
+func (c crew) agree(ctx context.Context, err error) error {
+	if c.group == nil {
+		return err
+	}
+	texts, gathered := allGather(ctx, c, textOf(err))
+	if err != nil {
+		return err
+	}
+	if gathered != nil {
+		return gathered
+	}
+	return firstOf(texts)
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// firstOf returns the error of the first rank that has one.
+func firstOf(texts []string) error {
+	for rank, text := range texts {
+		if text != "" {
+			return &RankError{Rank: rank, Text: text}
+		}
+	}
+	return nil
+}
+
+// isAway says whether rank r of the crew has nothing of part i of all parts.
+type isAway func(r, i int) bool
+
+// exchangeAway finds out which ranks lack which parts. It is nil if no rank lacks any.
+func (c crew) exchangeAway(ctx context.Context, parts []Part) (isAway, error) {
+	bits := make([]byte, (len(parts)+7)/8)
+	for i, p := range parts {
+		if p.Away {
+			bits[i/8] |= 1 << (i % 8)
+		}
+	}
+	all, err := allGather(ctx, c, bits)
+	if err != nil {
+		return nil, err
+	}
+	for r, b := range all {
+		if len(b) != len(bits) {
+			return nil, fmt.Errorf("rank %d says of %d bytes of tensors what it lacks, want %d", r, len(b), len(bits))
+		}
+	}
+	return func(r, i int) bool { return all[r][i/8]>>(i%8)&1 != 0 }, nil
+}
+
+// holders returns the ranks of the crew that hold the same boxes of part i as this rank, in
+// their order, this one among them.
+func (c crew) holders(p Part, i int, away isAway) ([]int, error) {
+	var list []int
+	add := func(r int) {
+		if away == nil || !away(r, i) {
+			list = append(list, r)
+		}
+	}
+	if p.Mesh == nil {
+		for r := range c.size {
+			add(r)
+		}
+		return list, nil
+	}
+	// The axes that cut the tensor are fixed at this rank's place, the others run.
+	shape, at, ranks := p.Mesh.Shape(), p.Mesh.Coordinate(), p.Mesh.Ranks()
+	if at == nil {
+		return nil, errors.New("lies on a mesh that this rank is not in: leave the tensor out here")
+	}
+	numbers := []int{0}
+	for axis, n := range shape {
+		var wider []int
+		for _, number := range numbers {
+			for k := range n {
+				if p.Placements[axis].IsReplicate() || k == at[axis] {
+					wider = append(wider, number*n+k)
+				}
+			}
+		}
+		numbers = wider
+	}
+	for _, number := range numbers {
+		r, ok := c.numberOf(ranks[number])
+		if !ok {
+			return nil, fmt.Errorf("lies on a mesh with rank %d, which is not in the group that saves: save with the group of all ranks", ranks[number])
+		}
+		add(r)
+	}
+	slices.Sort(list)
+	return list, nil
+}

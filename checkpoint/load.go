@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+const (
+	// numReaders is how many reads of a rank are under way at the same time.
+	numReaders = 16
+	// pieceBytes is about how much of a box is one read of a goroutine.
+	pieceBytes = 8 << 20
+	// maxCopies is how many bytes a load needs beside the tensors, for those that cannot be
+	// filled in place; one tensor may be larger.
+	maxCopies = 256 << 20
+)
+
+// Loaded is what [Load] has loaded.
+type Loaded struct {
+	Name       string // of the checkpoint, empty for none
+	Step       int
+	Ranks      int             // that saved it
+	PassedOver []*DamagedError // on rank 0: newer ones
+	// RankValues says whether values of the ranks were loaded. They are not if another number
+	// of ranks saved.
+	RankValues     bool
+	Missing, Extra []string // tensors and values, with [WithPartial]
+}
+
+// Load fills a state from the newest checkpoint that is good, and returns its step. All ranks of
+// g call it; nil stands for one rank. Each rank reads what it needs of the tensors, whatever
+// ranks and meshes saved them, and compares it with its checksums. The step is 0 where there is
+// no checkpoint; nothing is changed then.
+//
+// A checkpoint that is damaged, for whichever rank, is passed over by all: rank 0 tells
+// ([WithNotice]), sets it aside and the ranks take the one before it. If all are damaged, the
+// error is a [*DamagedError]. If the state differs from what was saved, the error is a
+// [*StateDictError]; see also [WithPartial]. After an error, tensors may have any values.
+func Load(ctx context.Context, g *dist.Group, from storage.Storage, s State, opts ...LoadOption) (step int, err error) {
+	l := loadingOf(opts)
+	c := crewOf(g)
+	fail := func(err error) (int, error) {
+		if len(fmt.Sprint(err)) > 11 && fmt.Sprint(err)[:11] == "checkpoint:" {
+			return 0, err
+		}
+		return 0, fmt.Errorf("checkpoint: loading from %s: %w", from, err)
+	}
+	waiting := context.WithoutCancel(ctx)
+	if err := c.agree(waiting, errors.Join(context.Cause(ctx), s.check())); err != nil {
+		return fail(err)
+	}
+	var passed []*DamagedError
+	for {
+		type found struct {
+			Name string
+			None bool
+			Err  string
+		}
+		var next found
+		var ck *Checkpoint
+		if c.rank == 0 {
+			var damaged []*DamagedError
+			ck, damaged, err = newest(ctx, from, false)
+			for _, d := range damaged {
+				passed = append(passed, d)
+				l.setAside(waiting, from, d)
+			}
+			switch {
+			case errors.Is(err, ErrNone) && len(passed) == 0:
+				next.None, err = true, nil
+			case errors.Is(err, ErrNone):
+				err = noneGood(from, passed)
+			}
+			if next.Err = textOf(err); ck != nil {
+				next.Name = ck.Name
+			}
+		}
+		next, told := broadcast(waiting, c, next)
+		switch {
+		case err != nil:
+			return fail(err)
+		case told != nil:
+			return fail(told)
+		case next.Err != "":
+			return fail(&RankError{Rank: 0, Text: next.Err})
+		case next.None:
+			return 0, nil
+		}
+		if c.rank != 0 {
+			ck, err = open(ctx, from, next.Name)
+		}
+		var loaded Loaded
+		if err == nil {
+			loaded, err = ck.load(c, s, opts)
+		}
+		type report struct {
+			Err     string
+			Damaged *DamagedError
+		}
+		mine := report{Err: textOf(err)}
+		errors.As(err, &mine.Damaged)
+		if mine.Damaged != nil { // an error has no JSON
+			mine.Damaged = &DamagedError{Path: mine.Damaged.Path, File: mine.Damaged.File, Tensor: mine.Damaged.Tensor, Problem: mine.Damaged.Problem}
+		}
+		reports, gathered := allGather(waiting, c, mine)
+		if gathered != nil {
+			return fail(errors.Join(err, gathered))
+		}
+		at := slices.IndexFunc(reports, func(r report) bool { return r.Damaged != nil })
+		if at < 0 {
+			for r, other := range reports {
+				if other.Err != "" && err == nil {
+					err = &RankError{Rank: r, Text: other.Err}
+				}
+			}
+			if err != nil {
+				return fail(err)
+			}
+			if l.loaded != nil {
+				loaded.PassedOver = passed
+				*l.loaded = loaded
+			}
+			return ck.Step, nil
+		}
+		if next.Name == "" { // the storage is this one checkpoint
+			return fail(reports[at].Damaged)
+		}
+		if c.rank == 0 {
+			passed = append(passed, reports[at].Damaged)
+			if err := l.setAside(waiting, from, reports[at].Damaged); err != nil {
+				// It would be found again.
+				err = fmt.Errorf("%w (and it cannot be set aside: %w)", reports[at].Damaged, err)
+				broadcast(waiting, c, found{Err: err.Error()})
+				return fail(err)
+			}
+		}
+	}
+}
+
+// setAside tells of a damaged checkpoint and gives it another name.
+func (l loading) setAside(ctx context.Context, from storage.Storage, d *DamagedError) error {
+	l.notice("passing over a damaged checkpoint: " + d.Error())
+	name := d.Path[len(storage.At(from, ""))+1:]
+	return from.SetAside(ctx, name)
+}
+
+// load fills a state from this checkpoint, on this rank.
+func (c *Checkpoint) load(crew crew, s State, opts []LoadOption) (Loaded, error) {
+	loaded := Loaded{Name: c.Name, Step: c.Step, Ranks: c.manifest.Ranks}
+	l := loadingOf(opts)
+	opts = append(slices.Clone(opts), WithLoaded(&loaded))
+	for _, name := range s.sectionNames() {
+		if c.manifest.Section(name) == nil && l.partial {
+			loaded.Missing = append(loaded.Missing, name)
+			continue
+		}
+		if err := c.LoadParts(name, s.Sections[name], opts...); err != nil {
+			return loaded, err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Values)) {
+		if !c.HasValue(name) && l.partial {
+			loaded.Missing = append(loaded.Missing, name)
+			continue
+		}
+		if err := c.Value(name, s.Values[name]); err != nil {
+			return loaded, err
+		}
+	}
+	if len(s.RankValues) > 0 && c.manifest.Ranks == crew.size && crew.rank < len(c.manifest.RankValues) {
+		missing, err := decodeValues(c.manifest.RankValues[crew.rank], s.RankValues)
+		if err != nil {
+			return loaded, fmt.Errorf("checkpoint: %s: %w", c.Path, err)
+		}
+		if len(missing) > 0 && !l.partial {
+			return loaded, fmt.Errorf("checkpoint: %s has no values %q of rank %d", c.Path, missing, crew.rank)
+		}
+		loaded.Missing = append(loaded.Missing, missing...)
+		loaded.RankValues = true
+	}
+	return loaded, nil
+}
+
+// LoadParts is [Checkpoint.LoadParts] from any source.
+func LoadParts(f Source, parts []Part, opts ...LoadOption) error {
+	list, err := describe(f.Name(), parts)
+	if err != nil {
+		return err
+	}
+	from, err := match(f, list, opts)
+	if err != nil {
+		return err
+	}
+	stored := make(map[string]safetensors.Info)
+	for _, info := range f.Infos() {
+		stored[info.Name] = info
+	}
+	p := &partReader{src: f, pieces: make(chan struct{}, numReaders), copies: newBudget(maxCopies)}
+	work := newWorkers(context.Background(), numReaders)
+	for i, part := range list {
+		info, ok := stored[part.Name]
+		if part.Away || !ok {
+			continue
+		}
+		work.Go(func() error { return p.load(work.ctx, part, info, from[i]) })
+	}
+	return work.Wait()
+}
+
+// partReader fills parts from a source, by several goroutines.
+type partReader struct {
+	src    Source
+	pieces chan struct{} // slots for reads, over all parts
+	copies *budget
+	finish sync.Mutex // held while tensors are converted
+}
+
+// load fills a part from a tensor that is of a dtype in the source.
+func (r *partReader) load(ctx context.Context, p Part, info safetensors.Info, from tensor.DType) error {
+	dense, dev := p.Local, p.Local.Device()
+	if !tensor.CPUSees(dev) {
+		dev = tensor.CPU()
+	}
+	if !dense.IsContiguous() || from != dense.DType() || dev != dense.Device() {
+		defer r.copies.take(int64(dense.NumElems() * from.Size()))()
+		dense = tensor.New(dev, from, dense.Shape()...)
+		defer dense.Free()
+	}
+	err := r.read(ctx, p, info, dense.Buffer().Data)
+	r.finish.Lock()
+	defer r.finish.Unlock()
+	dense.MarkWritten()
+	if err != nil {
+		return err
+	}
+	if from == tensor.Bool {
+		for at, b := range dense.Buffer().Data {
+			if b > 1 {
+				return fmt.Errorf("checkpoint: %s: tensor %q: element %d is %d, which is no bool", r.src.Name(), p.Name, at, b)
+			}
+		}
+	}
+	if dense != p.Local {
+		p.Local.CopyFrom(dense.To(p.Local.DType()).ToDevice(p.Local.Device()))
+	}
+	runtime.KeepAlive(dense)
+	return nil
+}
+
+// read reads the boxes of a part into data, which is dense and has the part's local shape.
+func (r *partReader) read(ctx context.Context, p Part, info safetensors.Info, data []byte) error {
+	boxes, err := p.boxes()
+	if err != nil {
+		return err
+	}
+	work := newWorkers(ctx, numReaders)
+	size, local := info.DType.NumBits()/8, p.Local.Shape()
+	for _, whole := range boxes {
+		for _, b := range pieces(whole, size) {
+			work.Go(func() error {
+				r.pieces <- struct{}{}
+				defer func() { <-r.pieces }()
+				return r.readPiece(info, b, local, size, data)
+			})
+		}
+	}
+	return work.Wait()
+}
+
+// readPiece reads a box into its place in data, which has the shape local.
+func (r *partReader) readPiece(info safetensors.Info, b mesh.Box, local []int, size int, data []byte) error {
+	zeros := make([]int, len(b.Shape))
+	numBytes, first, numStretches := numElems(b.Shape)*size, 0, 0
+	place := func(each func(from, to, n int) error) error {
+		return stretches(b.Shape, b.Shape, zeros, local, b.LocalStart, size, each)
+	}
+	place(func(_, to, _ int) error {
+		if numStretches == 0 {
+			first = to
+		}
+		if numStretches++; numStretches > 1 {
+			return errScattered
+		}
+		return nil
+	})
+	if numStretches == 1 {
+		return ReadBox(r.src, info, b.Start, b.Shape, data[first:first+numBytes])
+	}
+	dense := make([]byte, numBytes)
+	if err := ReadBox(r.src, info, b.Start, b.Shape, dense); err != nil {
+		return err
+	}
+	return place(func(from, to, n int) error {
+		copy(data[to:to+n], dense[from:from+n])
+		return nil
+	})
+}
+
+var errScattered = errors.New("more than one stretch")
+
+// pieces cuts a box along its first dim of more than one element into boxes of about pieceBytes.
+func pieces(b mesh.Box, size int) []mesh.Box {
+	numBytes := numElems(b.Shape) * size
+	along := slices.IndexFunc(b.Shape, func(n int) bool { return n > 1 })
+	if numBytes <= pieceBytes || along < 0 {
+		return []mesh.Box{b}
+	}
+	rows := max(1, pieceBytes/(numBytes/b.Shape[along]))
+	var list []mesh.Box
+	for at := 0; at < b.Shape[along]; at += rows {
+		piece := mesh.Box{Start: slices.Clone(b.Start), Shape: slices.Clone(b.Shape), LocalStart: slices.Clone(b.LocalStart)}
+		piece.Start[along] += at
+		piece.LocalStart[along] += at
+		piece.Shape[along] = min(rows, b.Shape[along]-at)
+		list = append(list, piece)
+	}
+	return list
+}

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// Checkpoint is a checkpoint whose manifest was read, and whose files are there with their
+// sizes. The context that it was opened with also bounds what is read from it. It is not
+// changed after it was opened; several goroutines may use it.
+type Checkpoint struct {
+	Path  string // where it is, for messages; of a [storage.Directory] the path of its folder
+	Name  string // in its storage; empty if the storage is the checkpoint's own folder
+	Step  int
+	Files []FileInfo // by name
+
+	ctx      context.Context
+	from     storage.Storage
+	manifest *Manifest
+}
+
+// Open opens a checkpoint of a storage: the one of a name such as [StepName] gives it, or with
+// the name "" the newest. The storage may also be a checkpoint's own folder. Open reads the
+// manifest and compares the sizes of the files; their bytes are compared where they are read,
+// and by [Checkpoint.Verify].
+//
+// What differs from what a save makes is a [DamagedError]. With the name "" damaged ones are
+// passed over; if all are damaged the error is a DamagedError, and if there are none it is
+// [ErrNone]. What may not be read (permissions) is an error, not damage.
+func Open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
+	if name == "" {
+		c, _, err := newest(ctx, from, false)
+		return c, err
+	}
+	return open(ctx, from, name)
+}
+
+// Latest returns the newest checkpoint of which every byte agrees with its manifest. Newer ones
+// that are damaged are passed over and returned in damaged: tell the user, whose run goes back
+// further than expected. The errors are those of [Open].
+func Latest(ctx context.Context, from storage.Storage) (latest *Checkpoint, damaged []*DamagedError, err error) {
+	return newest(ctx, from, true)
+}
+
+func newest(ctx context.Context, from storage.Storage, verify bool) (*Checkpoint, []*DamagedError, error) {
+	if c, err := open(ctx, from, ""); err == nil || !errors.Is(err, ErrNone) {
+		if err == nil && verify {
+			err = c.Verify(ctx, nil)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		return c, nil, nil
+	}
+	// A save may remove checkpoints meanwhile; a newer one is there then.
+	for range 10 {
+		c, damaged, again, err := findNewest(ctx, from, verify)
+		if !again {
+			return c, damaged, err
+		}
+	}
+	return nil, nil, fmt.Errorf("checkpoint: %s: checkpoints vanish faster than they can be read: something else removes them", from)
+}
+
+func findNewest(ctx context.Context, from storage.Storage, verify bool) (c *Checkpoint, damaged []*DamagedError, again bool, err error) {
+	steps, err := Steps(ctx, from)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	for _, step := range steps {
+		c, err := open(ctx, from, StepName(step))
+		if err == nil && verify {
+			err = c.Verify(ctx, nil)
+		}
+		var d *DamagedError
+		switch {
+		case err == nil:
+			return c, damaged, false, nil
+		case errors.Is(err, ErrNone):
+			if !commitsInPlace(from) {
+				return nil, nil, true, nil // gone since it was listed
+			}
+			continue // being written
+		case !errors.As(err, &d):
+			return nil, damaged, false, err
+		}
+		if isGone(ctx, from, step) {
+			return nil, nil, true, nil
+		}
+		damaged = append(damaged, d)
+	}
+	return nil, damaged, false, noneGood(from, damaged)
+}
+
+// isGone says whether a checkpoint that could not be read has been removed meanwhile.
+func isGone(ctx context.Context, from storage.Storage, step int) bool {
+	steps, err := Steps(ctx, from)
+	return err == nil && !slices.Contains(steps, step)
+}
+
+// noneGood is the error where all checkpoints are damaged, or there is none.
+func noneGood(from storage.Storage, damaged []*DamagedError) error {
+	switch len(damaged) {
+	case 0:
+		return fmt.Errorf("checkpoint: in %s: %w", from, ErrNone)
+	case 1:
+		return fmt.Errorf("%w (there is no other one in %s: restore it from a copy, or begin in another directory)", damaged[0], from)
+	}
+	return fmt.Errorf("%w (and so are the other %d in %s: restore one from a copy, or begin in another directory)", damaged[0], len(damaged)-1, from)
+}
+
+// Steps returns the steps of which a storage has a checkpoint, good or not, newest first; none
+// where there is nothing.
+func Steps(ctx context.Context, from storage.Storage) ([]int, error) {
+	entries, err := from.List(ctx, "")
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	var steps []int
+	for _, e := range entries {
+		if step, ok := ParseStep(e.Name); ok {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	slices.Reverse(steps)
+	return steps, nil
+}
+
+// commitsInPlace says whether the stage of a checkpoint lies in its folder, as in stores that
+// cannot rename. A folder without a manifest is no damaged checkpoint there.
+func commitsInPlace(s storage.Storage) bool {
+	_, folder := s.Stage("step", "id")
+	return folder != ""
+}
+
+func join(folder, name string) string {
+	switch {
+	case folder == "":
+		return name
+	case name == "":
+		return folder
+	}
+	return folder + "/" + name
+}
+
+// open opens the checkpoint in a folder. Where there is no manifest the error is [ErrNone], but
+// in a folder of a directory it is damage.
+func open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
+	c := &Checkpoint{Path: storage.At(from, name), Name: name, ctx: ctx, from: from}
+	text, err := storage.ReadFile(ctx, from, join(name, ManifestName), maxManifestBytes)
+	if errors.Is(err, fs.ErrNotExist) && (name == "" || commitsInPlace(from) || !c.isThere()) {
+		return nil, fmt.Errorf("checkpoint: %s: %w", c.Path, ErrNone)
+	}
+	if err != nil {
+		return nil, c.damage(ManifestName, "cannot be read", err)
+	}
+	if c.manifest, err = parseManifest(text); err != nil {
+		return nil, &DamagedError{Path: c.Path, File: ManifestName, Problem: err.Error()}
+	}
+	c.Step, c.Files = c.manifest.Step, c.manifest.Files
+	// A checkpoint that was copied under another name is good; one that has
+	// the name of another step is not.
+	last := c.Path[strings.LastIndexByte(c.Path, '/')+1:]
+	if named, ok := ParseStep(last); ok && named != c.Step {
+		return nil, &DamagedError{Path: c.Path, File: ManifestName, Problem: fmt.Sprintf("is that of step %d", c.Step)}
+	}
+	if err := c.compareSizes(); err != nil {
+		return nil, err
+	}
+	if c.manifest.Version == 1 {
+		if err := c.readHeaders(); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// isThere says whether there is a folder of the checkpoint's name.
+func (c *Checkpoint) isThere() bool {
+	entries, err := c.from.List(c.ctx, c.Name)
+	if err == nil && len(entries) == 0 { // an empty folder, or none
+		entries, err = c.from.List(c.ctx, "")
+		return err == nil && slices.ContainsFunc(entries, func(e storage.Entry) bool { return e.Name == c.Name })
+	}
+	return err == nil
+}
+
+// compareSizes reports a file that is not there with its size.
+func (c *Checkpoint) compareSizes() error {
+	entries, err := c.from.List(c.ctx, join(c.Name, c.manifest.Folder))
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil // a server that lists nothing: what is missing shows when it is read
+	}
+	if err != nil {
+		return c.damage("", "cannot be listed", err)
+	}
+	found := make(map[string]storage.Entry, len(entries))
+	for _, e := range entries {
+		found[e.Name] = e
+	}
+	for _, f := range c.Files {
+		e, ok := found[f.Name]
+		problem := ""
+		switch {
+		case !ok:
+			problem = "is missing"
+		case e.IsFolder:
+			problem = "is not a regular file"
+		case e.IsLink:
+			problem = "is a symbolic link, which no save makes: put the file in its place"
+		case e.Size != f.Bytes:
+			problem = fmt.Sprintf("has %d bytes, its manifest says %d", e.Size, f.Bytes)
+		default:
+			continue
+		}
+		return &DamagedError{Path: c.Path, File: f.Name, Problem: problem}
+	}
+	return nil
+}
+
+// damage makes a DamagedError of an error of the storage, unless its cause
+// lies outside the checkpoint and can be mended.
+func (c *Checkpoint) damage(file, problem string, err error) error {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || c.ctx.Err() != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	return &DamagedError{Path: c.Path, File: file, Problem: problem, Err: err}
+}
+
+// readHeaders finds the tensors of a checkpoint of version 1, whose manifest lists files alone.
+func (c *Checkpoint) readHeaders() error {
+	for _, f := range c.Files {
+		section, ok := strings.CutSuffix(f.Name, ".safetensors")
+		if !ok {
+			continue
+		}
+		o, err := c.openFile(f.Name)
+		if err != nil {
+			return err
+		}
+		file, err := safetensors.NewFile(o, o.Size(), c.fileName(f.Name))
+		o.Close()
+		if err != nil {
+			return c.damage(f.Name, "cannot be read", err)
+		}
+		s := Section{Name: section}
+		for _, e := range file.Entries() {
+			s.Tensors = append(s.Tensors, StoredTensor{Name: e.Name, DType: e.DType, Shape: e.Shape,
+				Boxes: []StoredBox{{File: f.Name, At: e.Offset, Start: make([]int, len(e.Shape)), Shape: e.Shape}}})
+		}
+		c.manifest.Sections = append(c.manifest.Sections, s)
+	}
+	return nil
+}
+
+func (c *Checkpoint) openFile(name string) (storage.Object, error) {
+	o, err := c.from.Open(c.ctx, join(join(c.Name, c.manifest.Folder), name))
+	if err != nil {
+		return nil, c.damage(name, "cannot be read", err)
+	}
+	return o, nil
+}
+
+// fileName returns where a file of the checkpoint is, for messages.
+func (c *Checkpoint) fileName(name string) string {
+	return storage.At(c.from, join(join(c.Name, c.manifest.Folder), name))
+}
+
+// Manifest returns what the checkpoint has. Do not change it.
+func (c *Checkpoint) Manifest() *Manifest { return c.manifest }
+
+// Storage returns where the checkpoint lies.
+func (c *Checkpoint) Storage() storage.Storage { return c.from }
+
+// Verify reads every byte and compares it with the manifest. What differs is a [DamagedError].
+// It calls progress, which may be nil, with the bytes read so far.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
+	boxes := c.boxesByFile()
+	var done int64
+	buf := make([]byte, chunkBytes)
+	for _, f := range c.Files {
+		err := c.verifyFile(ctx, f, boxes[f.Name], buf, func(n int) {
+			if done += int64(n); progress != nil {
+				progress(done)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// namedBox is a box with its tensor.
+type namedBox struct {
+	StoredBox
+	tensor string
+	bytes  int64
+}
+
+func (c *Checkpoint) boxesByFile() map[string][]namedBox {
+	byFile := make(map[string][]namedBox)
+	for _, s := range c.manifest.Sections {
+		for _, t := range s.Tensors {
+			for _, b := range t.Boxes {
+				size := safetensors.Info{DType: t.DType, Shape: b.Shape}.NumBytes()
+				if b.Sums != nil && size > 0 {
+					byFile[b.File] = append(byFile[b.File], namedBox{b, t.Name, size})
+				}
+			}
+		}
+	}
+	for _, boxes := range byFile {
+		slices.SortFunc(boxes, func(a, b namedBox) int { return int(min(1, max(-1, a.At-b.At))) })
+	}
+	return byFile
+}
+
+func (c *Checkpoint) verifyFile(ctx context.Context, info FileInfo, boxes []namedBox, buf []byte, progress func(n int)) error {
+	o, err := c.openFile(info.Name)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	damaged := func(tensor, format string, args ...any) error {
+		return &DamagedError{Path: c.Path, File: info.Name, Tensor: tensor, Problem: fmt.Sprintf(format, args...)}
+	}
+	if o.Size() != info.Bytes {
+		return damaged("", "has %d bytes, its manifest says %d", o.Size(), info.Bytes)
+	}
+	var crc uint32
+	for at := int64(0); at < info.Bytes; {
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("checkpoint: verifying %s: %w", c.fileName(info.Name), err)
+		}
+		// Up to the next box, or a chunk of this one.
+		n, box, chunk := min(info.Bytes-at, int64(len(buf))), "", int64(-1)
+		var want uint32
+		for len(boxes) > 0 && boxes[0].At+boxes[0].bytes <= at {
+			boxes = boxes[1:]
+		}
+		if len(boxes) > 0 {
+			b := boxes[0]
+			if at < b.At {
+				n = min(n, b.At-at)
+			} else if within := at - b.At; within%chunkBytes == 0 {
+				box, chunk = b.tensor, within/chunkBytes
+				n, want = min(chunkBytes, b.bytes-within), b.Sums[chunk]
+			} else {
+				return damaged(b.tensor, "has two tensors in the same bytes from %d on", b.At)
+			}
+		}
+		if got, err := o.ReadAt(buf[:n], at); int64(got) < n {
+			return c.damage(info.Name, fmt.Sprintf("cannot be read at byte %d", at+int64(got)), err)
+		}
+		sum := crc32.Checksum(buf[:n], castagnoli)
+		if chunk >= 0 && sum != want {
+			return damaged(box, "has the checksum %08x for the %d bytes from %d on, its manifest says %08x: its bytes were changed", sum, n, at, want)
+		}
+		crc = joinSums(crc, sum, n)
+		at += n
+		progress(int(n))
+	}
+	if crc != info.CRC {
+		return damaged("", "has the checksum %08x, its manifest says %08x: its bytes were changed", crc, info.CRC)
+	}
+	return nil
+}
+
+// Has says whether the checkpoint has a file of that name.
+func (c *Checkpoint) Has(name string) bool {
+	return slices.ContainsFunc(c.Files, func(f FileInfo) bool { return f.Name == name })
+}
+
+// ReadFile reads a file, which must have at most limit bytes, and compares it with its checksum.
+func (c *Checkpoint) ReadFile(name string, limit int64) ([]byte, error) {
+	i := slices.IndexFunc(c.Files, func(f FileInfo) bool { return f.Name == name })
+	if i < 0 {
+		names := make([]string, len(c.Files))
+		for i, f := range c.Files {
+			names[i] = f.Name
+		}
+		return nil, fmt.Errorf("checkpoint: %s has no file %q: it has %q", c.Path, name, names)
+	}
+	b, err := storage.ReadFile(c.ctx, c.from, join(join(c.Name, c.manifest.Folder), name), limit)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: reading %s: %w", c.fileName(name), err)
+	}
+	if sum := crc32.Checksum(b, castagnoli); sum != c.Files[i].CRC {
+		return nil, &DamagedError{Path: c.Path, File: name, Problem: fmt.Sprintf("has the checksum %08x, its manifest says %08x: its bytes were changed", sum, c.Files[i].CRC)}
+	}
+	return b, nil
+}
+
+// ReadJSON reads a file of at most 64 MiB into v.
+func (c *Checkpoint) ReadJSON(name string, v any) error {
+	b, err := c.ReadFile(name, 64<<20)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("checkpoint: reading %s: %w", c.fileName(name), err)
+	}
+	return nil
+}
+
+// HasValue says whether the checkpoint has a value of the run.
+func (c *Checkpoint) HasValue(name string) bool {
+	_, ok := c.manifest.Values[name]
+	return ok || c.manifest.Version == 1 && c.Has(name+".json")
+}
+
+// HasProgress says whether the checkpoint says where a run was, see [Checkpoint.ReadProgress].
+func (c *Checkpoint) HasProgress() bool { return c.HasValue(ProgressValue) }
+
+// Value puts a value of the run into v. A checkpoint of version 1 has its values in files: the
+// value "progress" is that of progress.json.
+func (c *Checkpoint) Value(name string, v any) error {
+	text, ok := c.manifest.Values[name]
+	if !ok && c.manifest.Version == 1 && c.Has(name+".json") {
+		return c.ReadJSON(name+".json", v)
+	}
+	if !ok {
+		var names []string
+		for name := range c.manifest.Values {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return fmt.Errorf("checkpoint: %s has no value %q: it has %q", c.Path, name, names)
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		return fmt.Errorf("checkpoint: the value %q of %s: %w", name, c.Path, err)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// Retention says which checkpoints stay when a new one is there. The zero Retention keeps all.
+// A checkpoint stays if any of the fields wants it. Checkpoints of higher steps than the new
+// one, as a run that was set back leaves them, always stay, unless Only is set.
+type Retention struct {
+	Last  int  // the newest ones, the new one among them; 0 keeps all
+	Every int  // those of steps that are multiples of this; 0 for none
+	Best  int  // those with the best values of the new one's metric
+	Only  bool // the new one alone, also instead of one of the same step
+}
+
+// KeepLast keeps the newest n checkpoints; 0 keeps all.
+func KeepLast(n int) Retention { return Retention{Last: n} }
+
+// prune removes checkpoints, once that of step is durable. Damaged ones do not count among
+// those that stay; they go when they are older than the oldest of Last.
+func (keep Retention) prune(ctx context.Context, from storage.Storage, step int) error {
+	if keep.Last <= 0 && !keep.Only {
+		return nil
+	}
+	steps, err := Steps(ctx, from)
+	if err != nil {
+		return err
+	}
+	steps = slices.DeleteFunc(steps, func(s int) bool { return s > step && !keep.Only })
+	var stay map[int]bool
+	if keep.Only {
+		stay = map[int]bool{step: true}
+	} else if stay, err = keep.choose(ctx, from, steps); err != nil {
+		return err
+	}
+	for _, s := range steps {
+		if !stay[s] {
+			if err := from.Remove(ctx, StepName(s)); err != nil {
+				return fmt.Errorf("%s: %w", StepName(s), err)
+			}
+		}
+	}
+	return nil
+}
+
+// choose returns which of steps, newest first, stay.
+func (keep Retention) choose(ctx context.Context, from storage.Storage, steps []int) (map[int]bool, error) {
+	stay := map[int]bool{}
+	type rated struct {
+		step  int
+		value float64
+	}
+	var best []rated
+	var metric *Metric
+	numKept := 0
+	for i, s := range steps {
+		if numKept >= keep.Last && keep.Best == 0 && (keep.Every == 0 || s%keep.Every != 0) {
+			continue
+		}
+		// Whether the files are there with their sizes is enough to count; their bytes are
+		// read when one is loaded.
+		c, err := Open(ctx, from, StepName(s))
+		var damaged *DamagedError
+		switch {
+		case errors.As(err, &damaged):
+			stay[s] = numKept < keep.Last
+			continue
+		case errors.Is(err, ErrNone):
+			stay[s] = true // not a checkpoint: a stage, or removed meanwhile
+			continue
+		case err != nil:
+			return nil, err
+		}
+		stay[s] = numKept < keep.Last || keep.Every > 0 && s%keep.Every == 0
+		numKept++
+		if m := c.Manifest().Metric; m != nil {
+			if i == 0 || metric == nil {
+				metric = m
+			}
+			if m.Name == metric.Name && m.Lower == metric.Lower {
+				best = append(best, rated{s, m.Value})
+			}
+		}
+	}
+	slices.SortStableFunc(best, func(a, b rated) int {
+		switch {
+		case a.value == b.value:
+			return 0
+		case (a.value < b.value) == metric.Lower:
+			return -1
+		}
+		return 1
+	})
+	for _, r := range best[:min(keep.Best, len(best))] {
+		stay[r.step] = true
+	}
+	return stay, nil
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// spread returns this rank's part of a tensor of float32 that counts from first on.
+func spread(name string, shape []int, first float64, m *mesh.Mesh, placements ...mesh.Placement) (checkpoint.Part, error) {
+	n := 1
+	for _, s := range shape {
+		n *= s
+	}
+	whole := tensor.ArangeOf(tensor.CPU(), tensor.Float32, first, first+float64(n), 1).Reshape(shape...)
+	l := mesh.Layout{Mesh: m, Shape: shape, Placements: placements}
+	local, err := l.LocalShape()
+	if err != nil {
+		return checkpoint.Part{}, err
+	}
+	boxes, err := l.Boxes()
+	if err != nil {
+		return checkpoint.Part{}, err
+	}
+	t := tensor.Zeros(local...)
+	for _, b := range boxes {
+		from, to := whole, t
+		for d, n := range b.Shape {
+			from, to = from.Narrow(d, b.Start[d], n), to.Narrow(d, b.LocalStart[d], n)
+		}
+		to.CopyFrom(from)
+	}
+	return checkpoint.Part{Name: name, Tensor: mesh.Tensor{Local: t, Layout: l}}, nil
+}
+
+// job is a state on a mesh dp × tp, of tensors that lie in several ways.
+func job(ctx context.Context, g *dist.Group, dp, tp int) (checkpoint.State, error) {
+	m, err := mesh.New(ctx, g, mesh.Axis{Name: "dp", Size: dp}, mesh.Axis{Name: "tp", Size: tp})
+	if err != nil {
+		return checkpoint.State{}, err
+	}
+	var parts []checkpoint.Part
+	for i, p := range [][]mesh.Placement{
+		{mesh.Replicate(), mesh.Replicate()}, {mesh.Shard(0), mesh.Replicate()}, {mesh.Replicate(), mesh.Shard(1)},
+		{mesh.Shard(0), mesh.Shard(1)}, {mesh.StridedShard(0, tp), mesh.Shard(0)}, {mesh.StridedShard(0, 3), mesh.Replicate()},
+		{mesh.Shard(1), mesh.Shard(0)},
+	} {
+		part, err := spread(fmt.Sprintf("t%d", i), []int{13, 7}, float64(1000*i), m, p...)
+		if err != nil {
+			return checkpoint.State{}, err
+		}
+		parts = append(parts, part)
+	}
+	whole := checkpoint.Part{Name: "whole", Tensor: mesh.Tensor{Local: tensor.FromInt64([]int64{1, 2, 3})}}
+	scalar := checkpoint.Part{Name: "scalar", Tensor: mesh.Tensor{Local: tensor.Full(7)}}
+	return checkpoint.State{
+		Sections:   map[string][]checkpoint.Part{checkpoint.Model: append(parts, whole), checkpoint.Optimizer: {scalar}},
+		Values:     map[string]any{"loader": map[string]int{"position": 41}},
+		RankValues: map[string]any{"generator": g.Rank()},
+		Files:      func(w *checkpoint.Writer) error { return w.WriteFile("config.json", []byte("{}")) },
+	}, nil
+}
+
+// TestReshard saves on meshes of all shapes and loads on others.
+func TestReshard(t *testing.T) {
+	shapes := [][2]int{{1, 1}, {2, 1}, {1, 3}, {2, 2}, {4, 1}}
+	for _, from := range shapes {
+		dir := storage.Dir(t.TempDir())
+		err := dist.Spawn(t.Context(), from[0]*from[1], func(ctx context.Context, g *dist.Group) error {
+			s, err := job(ctx, g, from[0], from[1])
+			if err != nil {
+				return err
+			}
+			return checkpoint.Save(ctx, g, dir, 5, s, checkpoint.WithShare(64))
+		})
+		if err != nil {
+			t.Fatal(from, err)
+		}
+		c, err := checkpoint.Open(t.Context(), dir, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Verify(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range shapes {
+			err := dist.Spawn(t.Context(), to[0]*to[1], func(ctx context.Context, g *dist.Group) error {
+				want, err := job(ctx, g, to[0], to[1])
+				if err != nil {
+					return err
+				}
+				got, err := job(ctx, g, to[0], to[1])
+				if err != nil {
+					return err
+				}
+				for _, parts := range got.Sections {
+					for _, p := range parts {
+						p.Local.Fill(0)
+					}
+				}
+				var loader map[string]int
+				rank := -1
+				got.Values, got.RankValues = map[string]any{"loader": &loader}, map[string]any{"generator": &rank}
+				var loaded checkpoint.Loaded
+				step, err := checkpoint.Load(ctx, g, dir, got, checkpoint.WithLoaded(&loaded))
+				if err != nil {
+					return err
+				}
+				same := from[0]*from[1] == to[0]*to[1]
+				if step != 5 || loader["position"] != 41 || loaded.RankValues != same || same && rank != g.Rank() {
+					return fmt.Errorf("step %d, loader %v, rank %d, %+v", step, loader, rank, loaded)
+				}
+				for name, parts := range got.Sections {
+					for i, p := range parts {
+						if w := want.Sections[name][i]; !slices.Equal(bytesOf(p.Local), bytesOf(w.Local)) {
+							return fmt.Errorf("%s: %v, want %v", p.Name, p.Local, w.Local)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Errorf("from %v to %v: %v", from, to, err)
+			}
+		}
+	}
+}
+
+func bytesOf(t *tensor.Tensor) []byte { return t.Contiguous().Buffer().Data }
+
+// TestManifestIsPlain looks at the files of a checkpoint of several ranks.
+func TestManifestIsPlain(t *testing.T) {
+	root := t.TempDir()
+	err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+		s, err := job(ctx, g, 2, 1)
+		if err != nil {
+			return err
+		}
+		return checkpoint.Save(ctx, g, storage.Dir(root), 12, s)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(checkpoint.Path(root, 12))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	want := "config.json manifest.json model-00001-of-00006.safetensors model-00002-of-00006.safetensors model-00003-of-00006.safetensors " +
+		"model-00004-of-00006.safetensors model-00005-of-00006.safetensors model-00006-of-00006.safetensors optimizer.safetensors"
+	if got := strings.Join(names, " "); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	text, err := os.ReadFile(filepath.Join(checkpoint.Path(root, 12), checkpoint.ManifestName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	if m["version"] != 2.0 || m["ranks"] != 2.0 || fmt.Sprint(m["values"]) != "map[loader:map[position:41]]" || fmt.Sprint(m["rank_values"]) != "[map[generator:0] map[generator:1]]" {
+		t.Errorf("%s", text)
+	}
+}
+
+// TestOneRankFails has each of three ranks fail in turn: all get the error, and the rank's name.
+func TestOneRankFails(t *testing.T) {
+	for bad := range 3 {
+		root := t.TempDir()
+		errs := make([]error, 3)
+		err := dist.Spawn(t.Context(), 3, func(ctx context.Context, g *dist.Group) error {
+			s, err := job(ctx, g, 3, 1)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == bad {
+				s.RankValues["bad"] = func() {}
+			}
+			errs[g.Rank()] = checkpoint.Save(ctx, g, storage.Dir(root), 1, s)
+			if errs[g.Rank()] == nil {
+				return errors.New("saved")
+			}
+			delete(s.RankValues, "bad")
+			return checkpoint.Save(ctx, g, storage.Dir(root), 2, s)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r, err := range errs {
+			var other *checkpoint.RankError
+			if r != bad && (!errors.As(err, &other) || other.Rank != bad) || !strings.Contains(err.Error(), `the value "bad" cannot be saved`) {
+				t.Errorf("rank %d of bad %d: %v", r, bad, err)
+			}
+		}
+		if _, err := os.Stat(checkpoint.Path(root, 1)); !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+}
