@@ -25,3 +25,17 @@ func (e *CommittedError) Error() string {
 }
 
 func (e *CommittedError) Unwrap() error { return e.Err }
+
+// DoubtError says that nobody knows whether a checkpoint is in place: the request
+// that commits it was sent and not answered, and may still take place. Its stage
+// must not be removed now. Whoever looks later sees either the whole checkpoint or none.
+type DoubtError struct {
+	Name string // the checkpoint, with its storage
+	Err  error
+}
+
+func (e *DoubtError) Error() string {
+	return fmt.Sprintf("storage: whether %s was committed is not known, because the server did not answer: %v; look again later, its files stay", e.Name, e.Err)
+}
+
+func (e *DoubtError) Unwrap() error { return e.Err }

@@ -94,7 +94,8 @@ type Storage interface {
 	// Commit makes the files of a stage the checkpoint name, with this manifest.
 	// The error wraps [fs.ErrExist] if there is a checkpoint of that name, which
 	// is then untouched. A [CommittedError] says that the checkpoint is in place
-	// and that something failed afterwards. After any other error it is not in place.
+	// and that something failed afterwards. A [DoubtError] says that it may be in
+	// place now or later. After any other error it is not in place.
 	Commit(ctx context.Context, stage, name string, manifest []byte) error
 
 	// Remove removes a file, or a folder with all that is in it. A checkpoint stops

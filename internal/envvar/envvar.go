@@ -88,6 +88,18 @@ const (
 	Notice      Var = "COHORT_NOTICE"
 )
 
+// Variables of S3's clients. The credentials are read by the client itself.
+const (
+	AWSAccessKey     Var = "AWS_ACCESS_KEY_ID"
+	AWSSecretKey     Var = "AWS_SECRET_ACCESS_KEY"
+	AWSSessionToken  Var = "AWS_SESSION_TOKEN"
+	AWSProfile       Var = "AWS_PROFILE"
+	AWSRegion        Var = "AWS_REGION"
+	AWSDefaultRegion Var = "AWS_DEFAULT_REGION"
+	AWSEndpointS3    Var = "AWS_ENDPOINT_URL_S3"
+	AWSEndpoint      Var = "AWS_ENDPOINT_URL"
+)
+
 // The limits of Silence. With a shorter time, a short delay of the system would be taken for
 // silence.
 const (
@@ -154,6 +166,14 @@ func declarations() []declaration {
 		{Notice, "file that appears when the launcher has had a notice that this machine is about to go: JSON with notice and deadline; set if --notice-file or --notice-url is given", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: everything except the data of collectives), all or none", false},
+		{AWSAccessKey, "for checkpoints in s3://…: id of the access key", true},
+		{AWSSecretKey, "for checkpoints in s3://…: the access key", true},
+		{AWSSessionToken, "for checkpoints in s3://…: token of a key for a limited time", true},
+		{AWSProfile, "for checkpoints in s3://…: profile of ~/.aws/credentials and ~/.aws/config, if there is no key in the environment (default \"default\")", false},
+		{AWSRegion, "for checkpoints in s3://…: region of the bucket, if the address gives none", false},
+		{AWSDefaultRegion, "the same, if AWS_REGION is not set", false},
+		{AWSEndpointS3, "for checkpoints in s3://…: URL of the server, if the address gives none (default: Amazon's)", false},
+		{AWSEndpoint, "the same, if AWS_ENDPOINT_URL_S3 is not set", false},
 		{Silence, "silence limit: the time without a word from a rank after which the others give it up (default 3s), while the network works; the same on all ranks; 0 means never, for debuggers", false},
 	}
 }

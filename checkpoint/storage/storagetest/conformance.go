@@ -395,7 +395,7 @@ func testSetAside(t *testing.T, place Place) {
 func testRace(t *testing.T, place Place) {
 	ctx := t.Context()
 	const numSavers = 3
-	for round := range 8 {
+	for round := range 5 {
 		name := fmt.Sprintf("step-%d", round)
 		errs := make([]error, numSavers)
 		stages, at := make([]string, numSavers), make([]string, numSavers)

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package s3
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+)
+
+// Commit is as in [storage.Storage]: the manifest is put if there is none.
+func (b *Bucket) Commit(ctx context.Context, stage, name string, manifest []byte) error {
+	if err := b.begin(ctx, name, stage); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(stage, name+"/") {
+		return fmt.Errorf("storage: %s is no stage of %s", storage.At(b, stage), name)
+	}
+	how, err := b.CommitsBy(ctx)
+	if err != nil {
+		return err
+	}
+	c := &commit{b: b, stage: stage, name: name, manifest: manifest, key: name + "/" + storage.ManifestName}
+	if how == CommitByCondition {
+		return c.byCondition(ctx)
+	}
+	return c.byListing(ctx)
+}
+
+const (
+	// numProbes is how many conditional puts a probe makes at once.
+	numProbes = 4
+	// probeAttempts is how often one of them is repeated: some servers answer 500
+	// where a condition does not hold.
+	probeAttempts = 5
+)
+
+// CommitsBy says how the bucket commits: [CommitByCondition], or [CommitByListing]
+// where the server ignores conditions or does not know them. It asks the server once.
+func (b *Bucket) CommitsBy(ctx context.Context) (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.commit != "" {
+		return b.commit, nil
+	}
+	probe := ".probe-" + randomName()
+	errs := make([]error, numProbes)
+	var wg sync.WaitGroup
+	for i := range numProbes {
+		wg.Go(func() {
+			errs[i] = b.retryTimes(ctx, "probe", probe, 0, probeAttempts, func(ctx context.Context) error { return b.putIfNone(ctx, probe, []byte{byte(i)}) })
+		})
+	}
+	wg.Wait()
+	numTaken, numRefused, numUnknown := 0, 0, 0
+	var failed error
+	for _, err := range errs {
+		switch status := statusOf(err); {
+		case err == nil:
+			numTaken++
+		case status == http.StatusPreconditionFailed:
+			numRefused++
+		case status == http.StatusNotImplemented, status == http.StatusBadRequest:
+			numUnknown++
+		default:
+			failed = err
+		}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return "", failed
+	}
+	how := CommitByCondition
+	switch {
+	case failed != nil && numTaken+numRefused == 0:
+		return "", failed // it is no matter of conditions
+	case numTaken > 1, numRefused == 0, numUnknown > 0:
+		// A put whose answer was lost is refused when it is repeated, so it may be
+		// that all were refused. But where one was taken, others are refused.
+		how = CommitByListing
+	}
+	if numTaken+numRefused > 0 {
+		if err := b.removeObject(ctx, probe); err != nil {
+			return "", err
+		}
+	}
+	b.commit = how
+	return how, nil
+}
+
+// putIfNone makes an object if there is none, in one attempt.
+func (b *Bucket) putIfNone(ctx context.Context, name string, data []byte) error {
+	opts := minio.PutObjectOptions{ContentType: "application/json"}
+	opts.SetMatchETagExcept("*")
+	return b.put(ctx, name, data, opts)
+}
+
+// commit is one commit under way.
+type commit struct {
+	b           *Bucket
+	stage, name string
+	key         string // of the manifest
+	manifest    []byte
+	// sent: a put of the manifest was not answered, so it may take place at any time.
+	sent bool
+}
+
+// taken looks at the manifest that is there: nil if it is this commit's own,
+// [fs.ErrExist] if it is another's, [fs.ErrNotExist] if there is none.
+func (c *commit) taken(ctx context.Context) error {
+	o, err := c.b.Open(ctx, c.key)
+	if err != nil {
+		return err
+	}
+	if o.Size() != int64(len(c.manifest)) {
+		return c.exists()
+	}
+	got := make([]byte, o.Size())
+	if n, err := o.ReadAt(got, 0); n < len(got) {
+		return err
+	}
+	if !bytes.Equal(got, c.manifest) {
+		return c.exists()
+	}
+	return nil
+}
+
+func (c *commit) exists() error {
+	return fmt.Errorf("storage: %s is there already: %w", storage.At(c.b, c.name), fs.ErrExist)
+}
+
+// put puts the manifest by one attempt after the other.
+func (c *commit) put(ctx context.Context, attempt func(ctx context.Context) error) error {
+	return c.b.retry(ctx, "commit", c.key, int64(len(c.manifest)), func(ctx context.Context) error {
+		err := c.b.attempt(ctx, int64(len(c.manifest)), attempt)
+		if status := statusOf(err); err != nil && (status == 0 || status >= 500 || status < 400) {
+			c.sent = true
+		}
+		return err
+	})
+}
+
+func (c *commit) byCondition(ctx context.Context) error {
+	for {
+		err := c.put(ctx, func(ctx context.Context) error { return c.b.putIfNone(ctx, c.key, c.manifest) })
+		if err == nil {
+			return nil
+		}
+		if statusOf(err) != http.StatusPreconditionFailed {
+			return c.doubt(ctx, err)
+		}
+		// Somebody's is there, or that of an attempt whose answer was lost.
+		err = c.taken(ctx)
+		if !errors.Is(err, fs.ErrNotExist) {
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return c.doubt(ctx, err)
+			}
+			return err
+		}
+	}
+}
+
+// doubt decides what came of a commit that failed with err.
+func (c *commit) doubt(ctx context.Context, err error) error {
+	if !c.sent {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer cancel()
+	switch terr := c.taken(ctx); {
+	case terr == nil, errors.Is(terr, fs.ErrExist):
+		return terr
+	}
+	c.b.mu.Lock()
+	c.b.doubts[c.stage] = true
+	c.b.mu.Unlock()
+	return &storage.DoubtError{Name: storage.At(c.b, c.name), Err: err}
+}
+
+// byListing commits on a server that ignores conditions. The intents lie beside the
+// manifest, so that one list shows them all. A saver puts the manifest only after a
+// list, made after its intent was put, that shows no manifest and no other intent; and
+// its intent stays until the manifest is put. So of two savers one sees the other's
+// intent or manifest.
+func (c *commit) byListing(ctx context.Context) error {
+	deadline, cancel := context.WithTimeoutCause(ctx, 4*c.b.intentLife+attemptTime(int64(len(c.manifest))),
+		fmt.Errorf("the intents of other savers stand in the way of %s for too long", c.name))
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		done, err := c.tryListing(deadline)
+		if done || err != nil {
+			return err
+		}
+		if err := c.b.pauses.wait(deadline, min(attempt, 4)); err != nil {
+			return fmt.Errorf("storage: commit %s: %w", storage.At(c.b, c.name), err)
+		}
+	}
+}
+
+const intentInfix = ".intent-"
+
+// tryListing puts an intent and sees it through. done is false if it was withdrawn
+// for another's, or has become too old.
+func (c *commit) tryListing(ctx context.Context) (done bool, err error) {
+	intent := c.key + intentInfix + randomName()
+	began := time.Now()
+	if err := storage.WriteFile(ctx, c.b, intent, []byte(c.stage)); err != nil {
+		return true, err
+	}
+	withdraw := true
+	defer func() {
+		if !withdraw {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if rerr := c.b.removeObject(ctx, intent); rerr != nil && err == nil && !done {
+			err = rerr
+		}
+	}()
+	for attempt := 0; ; attempt++ {
+		found, err := c.b.list(ctx, c.key, false)
+		if err != nil {
+			return true, err
+		}
+		mine, others, there := c.look(found, intent)
+		switch {
+		case there:
+			if err := c.taken(ctx); !errors.Is(err, fs.ErrNotExist) {
+				return true, err
+			}
+			continue // removed between the two
+		case mine == nil:
+			return false, nil // it was too old for another
+		case time.Since(began) > c.b.intentLife/4:
+			return false, nil
+		}
+		others, err = c.removeStale(ctx, mine, others)
+		if err != nil {
+			return true, err
+		}
+		if len(others) == 0 {
+			// The others wait for the manifest, as long as the intent counts.
+			put, cancel := context.WithTimeout(ctx, c.b.intentLife/4)
+			defer cancel()
+			err := c.put(put, c.anyPut)
+			if statusOf(err) == http.StatusPreconditionFailed {
+				return true, c.taken(ctx)
+			}
+			if err != nil {
+				err = c.doubt(ctx, err)
+				withdraw = !errors.As(err, new(*storage.DoubtError))
+			}
+			return true, err
+		}
+		if others[0].Key < mine.Key {
+			return false, nil
+		}
+		if err := c.b.pauses.wait(ctx, min(attempt, 4)); err != nil {
+			return true, fmt.Errorf("storage: commit %s: %w", storage.At(c.b, c.name), err)
+		}
+	}
+}
+
+// anyPut puts the manifest: with the condition too, for another saver's sake whose
+// probe has come out otherwise, and without it where the server does not know it.
+func (c *commit) anyPut(ctx context.Context) error {
+	err := c.b.putIfNone(ctx, c.key, c.manifest)
+	if status := statusOf(err); status == http.StatusNotImplemented || status == http.StatusBadRequest {
+		err = c.b.put(ctx, c.key, c.manifest, minio.PutObjectOptions{ContentType: "application/json"})
+	}
+	return err
+}
+
+// look finds the manifest and the intents in a list; others is in order.
+func (c *commit) look(found []minio.ObjectInfo, intent string) (mine *minio.ObjectInfo, others []minio.ObjectInfo, there bool) {
+	for _, o := range found {
+		switch {
+		case o.Key == c.b.key(c.key):
+			there = true
+		case o.Key == c.b.key(intent):
+			mine = &o
+		case strings.HasPrefix(o.Key, c.b.key(c.key+intentInfix)):
+			others = append(others, o)
+		}
+	}
+	return mine, others, there
+}
+
+// removeStale removes the intents of savers that are dead, by the server's clock.
+func (c *commit) removeStale(ctx context.Context, mine *minio.ObjectInfo, others []minio.ObjectInfo) (alive []minio.ObjectInfo, err error) {
+	for _, o := range others {
+		if mine.LastModified.Sub(o.LastModified) <= c.b.intentLife {
+			alive = append(alive, o)
+			continue
+		}
+		if err := c.b.removeObject(ctx, strings.TrimPrefix(strings.TrimPrefix(o.Key, c.b.place.prefix), "/")); err != nil {
+			return nil, err
+		}
+	}
+	return alive, nil
+}
