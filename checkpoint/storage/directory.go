@@ -85,8 +85,8 @@ func fail(err error) error {
 	return fmt.Errorf("storage: %w", err)
 }
 
-// List is as in [Storage]. Symbolic links are followed and marked; what is
-// neither a file nor a folder is left out.
+// List is as in [Storage]. Symbolic links are followed and marked; one that leads
+// nowhere is a file without bytes. What is neither a file nor a folder is left out.
 func (d *Directory) List(ctx context.Context, folder string) ([]Entry, error) {
 	if folder != "" {
 		if err := CheckName(folder); err != nil {
@@ -113,7 +113,10 @@ func (d *Directory) List(ctx context.Context, folder string) ([]Entry, error) {
 			st, err = f.Info()
 		}
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // removed meanwhile, or a link to nowhere
+		case err != nil && isLink: // to nowhere, or in a circle
+			entries = append(entries, Entry{Name: f.Name(), IsLink: true})
+			continue
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 			continue
 		case err != nil:
 			return nil, fail(err)

@@ -19,6 +19,20 @@ func TestConformance(t *testing.T) {
 		dir := t.TempDir()
 		return func() storage.Storage { return storage.Dir(dir) }
 	})
+	t.Run("Under", func(t *testing.T) {
+		storagetest.Run(t, func(t *testing.T) storagetest.Place {
+			dir := t.TempDir()
+			return func() storage.Storage { return storage.Under(storage.Dir(dir, storage.WithoutSync()), "a/best") }
+		})
+	})
+	t.Run("Under any", func(t *testing.T) {
+		storagetest.Run(t, func(t *testing.T) storagetest.Place {
+			dir := t.TempDir()
+			return func() storage.Storage {
+				return storage.Under(struct{ storage.Storage }{storage.Dir(dir, storage.WithoutSync())}, "a/best")
+			}
+		})
+	})
 	t.Run("Machine", func(t *testing.T) {
 		storagetest.Run(t, func(t *testing.T) storagetest.Place {
 			dir := t.TempDir()
@@ -71,5 +85,37 @@ func TestCommit(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("%v is left, %v", left, err)
+	}
+}
+
+// TestLinks: symbolic links are listed as such, wherever they lead, and opened if
+// they lead to a file.
+func TestLinks(t *testing.T) {
+	dir := t.TempDir()
+	d := storage.Dir(dir)
+	if err := storage.WriteFile(t.Context(), d, "there/file", []byte("1234")); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"file": "there/file", "folder": "there", "nowhere": "none", "circle": "circle"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Skip(err)
+		}
+	}
+	entries, err := d.List(t.Context(), "")
+	if err != nil || len(entries) != 5 {
+		t.Fatalf("%v, %v", entries, err)
+	}
+	for _, e := range entries {
+		if e.IsLink != (e.Name != "there") || e.IsFolder != (e.Name == "there" || e.Name == "folder") || (e.Size == 4) != (e.Name == "file") {
+			t.Errorf("%+v", e)
+		}
+	}
+	if b, err := storage.ReadFile(t.Context(), d, "file", 10); err != nil || string(b) != "1234" {
+		t.Errorf("%q, %v", b, err)
+	}
+	for _, name := range []string{"folder", "nowhere", "circle"} {
+		if _, err := d.Open(t.Context(), name); err == nil {
+			t.Errorf("%s opens", name)
+		}
 	}
 }

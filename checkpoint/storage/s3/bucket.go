@@ -91,6 +91,15 @@ var _ storage.Storage = (*Bucket)(nil)
 
 func (b *Bucket) String() string { return b.place.address }
 
+// Under returns the bucket's storage of a folder, see [storage.Under].
+func (b *Bucket) Under(folder string) storage.Storage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	u := &Bucket{client: b.client, core: b.core, place: b.place, pauses: b.pauses, intentLife: b.intentLife, commit: b.commit, doubts: map[string]bool{}}
+	u.place.address, u.place.prefix = storage.At(b, folder), b.key(folder)
+	return u
+}
+
 // key returns the key of an object, or of a folder if name has a slash at its end.
 func (b *Bucket) key(name string) string {
 	if b.place.prefix == "" {
