@@ -38,7 +38,7 @@ var sideways = map[string][]string{
 // leaves are packages that need a heavy client of somebody else's. They are
 // handed in as values: nothing below the top imports them, and they alone may
 // import what they are for.
-var leaves = []string{"dist/store/etcd", "checkpoint/storage/s3"}
+var leaves = []string{"dist/store/etcd", "checkpoint/storage/s3", "checkpoint/storage/web"}
 
 // pure lists what decides without goroutine, lock, disk or socket, so that tests
 // can play it for any number of ranks: packages and single files.
