@@ -2,28 +2,9 @@
 
 package checkpoint
 
-import (
-	"cmp"
-	"slices"
-)
-
-// sortedBy returns boxes in the order of their starts along a dim.
-func sortedBy(boxes []StoredBox, dim int) []StoredBox {
-	if len(boxes) == 0 || len(boxes[0].Start) == 0 {
-		return boxes
-	}
-	order := slices.Clone(boxes)
-	slices.SortStableFunc(order, func(a, b StoredBox) int { return cmp.Compare(a.Start[dim], b.Start[dim]) })
-	return order
-}
+import "slices"
 
 func isEmpty(shape []int) bool { return slices.Contains(shape, 0) }
-
-// meet reports whether two boxes have an element in common.
-func meet(a, b StoredBox) bool {
-	_, _, ok := intersect(a.Start, a.Shape, b.Start, b.Shape)
-	return ok
-}
 
 // intersect returns the elements that two boxes have in common, if any.
 func intersect(aStart, aShape, bStart, bShape []int) (start, shape []int, ok bool) {

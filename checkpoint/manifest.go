@@ -25,6 +25,7 @@ const (
 	maxManifestBytes = 1 << 30
 	maxNameBytes     = 255
 	maxDims          = 64
+	maxRanks         = 1 << 20
 )
 
 // Manifest says what a checkpoint has. It is the content of manifest.json.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"strings"
 
@@ -27,10 +28,17 @@ func parseManifest(text []byte) (*Manifest, error) {
 	for _, f := range m.Files {
 		files[f.Name] = f.Bytes
 	}
+	left := maps.Clone(files)
 	for _, s := range m.Sections {
 		for _, t := range s.Tensors {
 			if err := t.check(files); err != nil {
 				return nil, fmt.Errorf("has the tensor %q of %s %w", t.Name, s.Name, err)
+			}
+			for _, b := range t.Boxes {
+				size := safetensors.Info{DType: t.DType, Shape: b.Shape}.NumBytes()
+				if left[b.File] -= size; left[b.File] < 0 {
+					return nil, fmt.Errorf("has more tensors in the %d bytes of %q than fit: %q of %s is one of them", files[b.File], b.File, t.Name, s.Name)
+				}
 			}
 		}
 	}
@@ -69,8 +77,8 @@ func parsePart(text []byte) (*Manifest, error) {
 	switch {
 	case m.Step < 0:
 		return nil, fmt.Errorf("has the negative step %d", m.Step)
-	case m.Ranks < 0:
-		return nil, fmt.Errorf("has %d ranks", m.Ranks)
+	case m.Ranks < 0 || m.Ranks > maxRanks || len(m.RankValues) > m.Ranks:
+		return nil, fmt.Errorf("has %d ranks, and values of %d", m.Ranks, len(m.RankValues))
 	case m.Version == 1 && len(m.Sections) > 0:
 		return nil, errors.New("has version 1 and tensors, which that version does not have")
 	}
@@ -222,41 +230,4 @@ func (t StoredTensor) check(files map[string]int64) error {
 		return fmt.Errorf("of %d bytes, and its boxes have %d", whole, sum)
 	}
 	return t.checkOverlap()
-}
-
-// checkOverlap reports two boxes with an element in common. It goes along the dim with the
-// most different starts, and compares only boxes that meet there.
-func (t StoredTensor) checkOverlap() error {
-	if len(t.Boxes) < 2 {
-		return nil
-	}
-	along, most := 0, 0
-	for d := range t.Shape {
-		starts := make(map[int]bool, len(t.Boxes))
-		for _, b := range t.Boxes {
-			starts[b.Start[d]] = true
-		}
-		if len(starts) > most {
-			along, most = d, len(starts)
-		}
-	}
-	order := sortedBy(t.Boxes, along)
-	var open []StoredBox
-	for _, b := range order {
-		if isEmpty(b.Shape) {
-			continue
-		}
-		kept := open[:0]
-		for _, o := range open {
-			if o.Start[along]+o.Shape[along] <= b.Start[along] {
-				continue
-			}
-			kept = append(kept, o)
-			if meet(o, b) {
-				return fmt.Errorf("whose boxes overlap: start %v, shape %v and start %v, shape %v", o.Start, o.Shape, b.Start, b.Shape)
-			}
-		}
-		open = append(kept, b)
-	}
-	return nil
 }
