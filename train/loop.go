@@ -59,6 +59,9 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),
 			Skipped: r.skipped, Replaced: r.replaced,
 		})
+		if err := r.keepProof(work, all); err != nil {
+			return err
+		}
 
 		last := r.step == r.o.Steps
 		if due(r.step, r.o.EvalEvery) || last {
@@ -72,6 +75,11 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if due(r.step, r.o.SaveEvery) || last || all.stop || cut {
 			if err := r.save(work); err != nil {
 				return err
+			}
+			if !last && !all.stop && !cut {
+				if err := r.expectProof(work); err != nil {
+					return err
+				}
 			}
 		}
 		if all.stop && !last || cut {
@@ -135,7 +143,7 @@ func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 func (r *trainer[B]) pass(i int, batch B, weight float64) parallel.Microbatch {
 	return parallel.Microbatch{
 		Carrier: func(ctx context.Context) *nn.Ctx {
-			c := nn.Training(ctx, nn.WithDevice(r.devices[0]), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
+			c := nn.Training(ctx, nn.WithDevice(r.devices[0]), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.recorder.draws(r.generator(i))))
 			for _, around := range r.task.Around {
 				c = c.With(around)
 			}
@@ -169,6 +177,7 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 	if batch, err = r.feed.Next(ctx); err != nil {
 		return batch, 0, err
 	}
+	r.recorder.sampled(batch, r.feed)
 	if r.task.Size != nil {
 		mine.size += r.task.Size(batch)
 	}

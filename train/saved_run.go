@@ -41,6 +41,9 @@ type SavedRun struct {
 // damaged and was passed over; where all are damaged, the error tells. task is
 // for errors.
 func FindRun(ctx context.Context, task, out string, notice func(text string)) (*SavedRun, error) {
+	if again := replayOf(ctx); again != nil {
+		out = again.path
+	}
 	ck, err := latest(ctx, out, notice)
 	if errors.Is(err, checkpoint.ErrNone) {
 		return nil, nil

@@ -45,6 +45,8 @@ type trainer[B any] struct {
 	standing     standing
 	toldWaiting  bool // see tellWaiting
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
+
+	recorder recorder
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
@@ -95,6 +97,10 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 			return settled(err)
 		}
 	}
+	again := replayOf(ctx)
+	if again != nil {
+		r.o.Best = false // which are not the checkpoint's
+	}
 	phaseOf(ctx).enter("joining the ranks")
 	if err := r.prepare(ctx, saved); err != nil {
 		return err
@@ -103,6 +109,9 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return err
 	}
 	defer r.feed.Close()
+	if again != nil {
+		return r.replay(ctx, again)
+	}
 	if r.axes.World.Rank() == 0 {
 		release, err := claim(ctx, r.o.Out)
 		if err != nil {

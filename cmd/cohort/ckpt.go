@@ -49,7 +49,7 @@ differ, or one is damaged.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCkptShowCommand(), newCkptDiffCommand(), newCkptConvertCommand())
+	cmd.AddCommand(newCkptShowCommand(), newCkptDiffCommand(), newCkptConvertCommand(), newCkptProveCommand())
 	return cmd
 }
 

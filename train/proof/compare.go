@@ -76,6 +76,29 @@ type Comparison struct {
 	Differences []Difference `json:"differences"`
 }
 
+// String says for people what was compared. What differs is a line each.
+func (c *Comparison) String() string {
+	how := "all bits are equal"
+	switch {
+	case len(c.Differences) > 0:
+		how = fmt.Sprintf("%d things differ", len(c.Differences))
+	case !c.Exact:
+		how = fmt.Sprintf("equal within %g, not by bits (%s)", c.Tolerance, c.Why)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "step %d, done again from the checkpoint of step %d: %d tensors compared, %s\n", c.Step+1, c.Step, c.Tensors, how)
+	if c.LeftOut != "" {
+		fmt.Fprintf(&b, "left out: %s\n", c.LeftOut)
+	}
+	for _, d := range c.Differences {
+		if d.Follows {
+			b.WriteString("  follows: ")
+		}
+		fmt.Fprintln(&b, d)
+	}
+	return b.String()
+}
+
 // Default tolerances, relative to the norm of a tensor.
 const (
 	tolerance     = 1e-5
@@ -122,7 +145,6 @@ func (m Made) otherThan(o Made) string {
 	}
 	tell("ranks", fmt.Sprint(m.Ranks), fmt.Sprint(o.Ranks))
 	tell("model", m.Strategy, o.Strategy)
-	tell("axes", m.Axes, o.Axes)
 	tell("threads of a rank", fmt.Sprint(m.Threads), fmt.Sprint(o.Threads))
 	tell("instructions", m.Kernels, o.Kernels)
 	tell("computing in", m.DType, o.DType)
@@ -148,7 +170,7 @@ func (c *comparison) add(d Difference) { c.Differences = append(c.Differences, d
 // leftOut says why the arithmetic of the step cannot be compared.
 func (c *comparison) leftOut() string {
 	const arithmetic = "loss, gradients and update: "
-	split := c.run.Made.Ranks != c.again.Made.Ranks || c.run.Made.Axes != c.again.Made.Axes
+	split := c.run.Made.Ranks != c.again.Made.Ranks || c.run.Made.Strategy != c.again.Made.Strategy
 	switch {
 	case !split:
 		return ""
@@ -341,11 +363,11 @@ func (l Look) hint(elems int64) string {
 }
 
 // LookAt counts in the elements of a float32 tensor.
-func LookAt(p *Part) (l Look) {
-	if p.Local.DType() != tensor.Float32 {
+func LookAt(t *tensor.Tensor) (l Look) {
+	if t.DType() != tensor.Float32 {
 		return l
 	}
-	onHost(p.Local).WithFloat32s(func(data []float32) {
+	onHost(t).WithFloat32s(func(data []float32) {
 		for _, x := range data {
 			if x == 0 {
 				l.Zeros++

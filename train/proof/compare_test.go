@@ -21,7 +21,7 @@ func proofOf(t *testing.T, change func(tensors map[string]*tensor.Tensor, p *Pro
 		tensors[name] = x
 	}
 	p := &Proof{
-		Step: 12, Made: Made{Task: "lm", Ranks: 2, Threads: 1, Wire: "shm", DType: "float32", Axes: "fsdp 2"}, Loss: 2.5, Norm: 0.7, Rates: []Rate{{LR: 1e-3}},
+		Step: 12, Made: Made{Task: "lm", Ranks: 2, Threads: 1, Wire: "shm", DType: "float32", Strategy: "FSDP over 2 ranks"}, Loss: 2.5, Norm: 0.7, Rates: []Rate{{LR: 1e-3}},
 		Batch:  Batch{Order: "shuffled", Position: 64, Samples: Samples{16, 77, 88}},
 		Before: State{Digests{}, Digests{}}, After: State{Digests{}, Digests{}}, Gradients: Digests{},
 	}
@@ -71,7 +71,7 @@ func TestDifferencesAreNamed(t *testing.T) {
 			again := proofOf(t, func(ts map[string]*tensor.Tensor, p *Proof) {
 				c.change(ts, p)
 				if p.Made.Ranks = ranks; ranks == 1 {
-					p.Made.Axes = ""
+					p.Made.Strategy = "single rank"
 				}
 			})
 			got := Compare(proofOf(t, unchanged), again, 0)
@@ -97,8 +97,11 @@ func TestNothingDiffers(t *testing.T) {
 		}
 		p.Loss *= 1 + 1e-7
 	}
-	c := Compare(run, proofOf(t, func(ts map[string]*tensor.Tensor, p *Proof) { rounding(ts, p); p.Made.Axes, p.Made.Ranks = "tp 4", 4 }), 0)
-	if c.Err() != nil || c.Exact || c.Why != "ranks: 4, was 2; axes: tp 4, was fsdp 2" {
+	c := Compare(run, proofOf(t, func(ts map[string]*tensor.Tensor, p *Proof) {
+		rounding(ts, p)
+		p.Made.Strategy, p.Made.Ranks = "tp 4", 4
+	}), 0)
+	if c.Err() != nil || c.Exact || c.Why != "ranks: 4, was 2; model: tp 4, was FSDP over 2 ranks" {
 		t.Errorf("on another mesh: %+v", c)
 	}
 	if c := Compare(run, proofOf(t, rounding), 0); len(c.Differences) != 4 {
@@ -113,7 +116,7 @@ func TestNothingDiffers(t *testing.T) {
 func TestLeftOut(t *testing.T) {
 	other := func(ts map[string]*tensor.Tensor, p *Proof) {
 		ts["gradient w"], p.Loss = ts["gradient w"].MulScalar(2), 3
-		p.Made.Ranks, p.Made.Axes = 1, ""
+		p.Made.Ranks = 1
 	}
 	for _, made := range []func(*Proof){func(p *Proof) { p.Made.Random = true }, func(p *Proof) { p.Made.Batched = true }} {
 		run := proofOf(t, unchanged)

@@ -5,6 +5,7 @@ package proof
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -43,6 +44,7 @@ type Part struct {
 	Local *tensor.Tensor // the boxes, one after the other
 	Shape []int          // of the whole tensor
 	Boxes []mesh.Box     // nil: Local is the whole tensor
+	Rows  []int64        // in place of Boxes: Local has these rows of the tensor
 	// Near asks for the projections, without which only bits can be compared.
 	Near bool
 }
@@ -78,6 +80,12 @@ func DigestAll(parts []*Part) ([]Digest, error) {
 
 // check reports boxes that are not those of the local tensor.
 func (p *Part) check() error {
+	if p.Boxes == nil && p.Rows != nil {
+		if shape := p.Local.Shape(); len(shape) == 0 || shape[0] != len(p.Rows) || len(p.Shape) != len(shape) {
+			return fmt.Errorf("proof: %d rows in a tensor of shape %v, and the tensor on this rank has the shape %v", len(p.Rows), p.Shape, shape)
+		}
+		return nil
+	}
 	if p.Boxes == nil {
 		return nil
 	}
@@ -99,21 +107,38 @@ func (p *Part) boxes() []mesh.Box {
 	if p.Boxes != nil {
 		return p.Boxes
 	}
+	if p.Rows != nil {
+		return p.rows()
+	}
 	zero := make([]int, len(p.Local.Shape()))
 	return []mesh.Box{{Start: zero, Shape: p.Local.Shape(), LocalStart: zero}}
 }
 
+// rows returns a box for each row, and one for rows that follow each other.
+func (p *Part) rows() (boxes []mesh.Box) {
+	for i, row := range p.Rows {
+		if i > 0 && row == p.Rows[i-1]+1 {
+			boxes[len(boxes)-1].Shape[0]++
+			continue
+		}
+		b := mesh.Box{Start: make([]int, len(p.Shape)), Shape: slices.Clone(p.Shape), LocalStart: make([]int, len(p.Shape))}
+		b.Start[0], b.Shape[0], b.LocalStart[0] = int(row), 1, i
+		boxes = append(boxes, b)
+	}
+	return boxes
+}
+
 // whole returns the shape of the whole tensor.
 func (p *Part) whole() []int {
-	if p.Boxes != nil {
+	if p.Boxes != nil || p.Rows != nil {
 		return p.Shape
 	}
 	return p.Local.Shape()
 }
 
-// onHost returns t, or a copy of it, with its elements densely where the CPU sees them.
+// onHost returns t, or a copy of it, with its elements densely in the memory of the CPU.
 func onHost(t *tensor.Tensor) *tensor.Tensor {
-	if !tensor.CPUSees(t.Device()) {
+	if t.Device() != tensor.CPU() {
 		t = t.ToDevice(tensor.CPU())
 	}
 	return t.Detach().Contiguous()

@@ -46,7 +46,6 @@ type Made struct {
 	Program  string `json:"program,omitempty"`
 	Ranks    int    `json:"ranks"`
 	Strategy string `json:"strategy"` // how the model was spread over the ranks
-	Axes     string `json:"axes"`     // "fsdp 2 × tp 2"; "" for replicas alone
 	Threads  int    `json:"threads"`  // of each rank
 	Kernels  string `json:"kernels"`  // instructions of the processor
 	Wire     string `json:"wire"`     // how the ranks reached each other

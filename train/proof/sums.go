@@ -68,6 +68,20 @@ func sign(projection int, column bool, i int) float32 {
 // project adds the projections of a part to its digest.
 func (p *Part) project(host *tensor.Tensor, d *Digest) {
 	whole := p.whole()
+	if p.Rows != nil && p.Boxes == nil {
+		b := p.boxes()
+		b[0].Shape[0] = 1
+		_, columns := rowsAndColumns(b[0], whole)
+		rows := make([]int, len(p.Rows))
+		for i, row := range p.Rows {
+			rows[i] = int(row)
+		}
+		if len(whole) == 1 { // which is a row
+			rows, columns = []int{0}, rows
+		}
+		d.project(host, rows, columns)
+		return
+	}
 	for _, b := range p.boxes() {
 		if numElems(b.Shape) == 0 {
 			continue
@@ -77,18 +91,23 @@ func (p *Part) project(host *tensor.Tensor, d *Digest) {
 			box = box.Narrow(dim, b.LocalStart[dim], n)
 		}
 		rows, columns := rowsAndColumns(b, whole)
-		signs := make([]float32, 0, numSigns*len(columns))
-		for _, c := range columns {
-			for k := range numSigns {
-				signs = append(signs, sign(k, true, c))
-			}
+		d.project(box, rows, columns)
+	}
+}
+
+// project adds the projections of a matrix, of these rows and columns of the whole one.
+func (d *Digest) project(matrix *tensor.Tensor, rows, columns []int) {
+	signs := make([]float32, 0, numSigns*len(columns))
+	for _, c := range columns {
+		for k := range numSigns {
+			signs = append(signs, sign(k, true, c))
 		}
-		matrix := box.To(tensor.Float32).Contiguous().Reshape(len(rows), len(columns))
-		sums := matrix.MatMul(tensor.FromFloat32(signs, len(columns), numSigns)).Float32s()
-		for i, row := range rows {
-			for k := range numSigns {
-				d.Signs[k] += float64(sign(k, false, row) * sums[i*numSigns+k])
-			}
+	}
+	matrix = matrix.To(tensor.Float32).Contiguous().Reshape(len(rows), len(columns))
+	sums := matrix.MatMul(tensor.FromFloat32(signs, len(columns), numSigns)).Float32s()
+	for i, row := range rows {
+		for k := range numSigns {
+			d.Signs[k] += float64(sign(k, false, row) * sums[i*numSigns+k])
 		}
 	}
 }
