@@ -9,6 +9,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -45,116 +46,200 @@ type Loaded struct {
 // ranks and meshes saved them, and compares it with its checksums. The step is 0 where there is
 // no checkpoint; nothing is changed then.
 //
-// A checkpoint that is damaged, for whichever rank, is passed over by all: rank 0 tells
-// ([WithNotice]), sets it aside and the ranks take the one before it. If all are damaged, the
-// error is a [*DamagedError]. If the state differs from what was saved, the error is a
-// [*StateDictError]; see also [WithPartial]. After an error, tensors may have any values.
+// A checkpoint that is damaged, for whichever rank, is passed over by all, and they take the one
+// before it. When they have loaded that, rank 0 tells of the damaged ones ([WithNotice]) and sets
+// them aside. If all are damaged, the error is a [*DamagedError] and they stay where they are. If
+// the state differs from what was saved, the error is a [*StateDictError] and nothing is changed;
+// see also [WithPartial]. After another error, tensors may have any values.
 func Load(ctx context.Context, g *dist.Group, from storage.Storage, s State, opts ...LoadOption) (step int, err error) {
-	l := loadingOf(opts)
-	c := crewOf(g)
-	fail := func(err error) (int, error) {
-		if len(fmt.Sprint(err)) > 11 && fmt.Sprint(err)[:11] == "checkpoint:" {
-			return 0, err
-		}
-		return 0, fmt.Errorf("checkpoint: loading from %s: %w", from, err)
+	l := &load{loading: loadingOf(opts), crew: crewOf(g), from: from, state: s, opts: opts, skip: map[int]bool{}}
+	if err := l.agree(context.WithoutCancel(ctx), errors.Join(context.Cause(ctx), s.check())); err != nil {
+		return 0, l.fail(err)
 	}
-	waiting := context.WithoutCancel(ctx)
-	if err := c.agree(waiting, errors.Join(context.Cause(ctx), s.check())); err != nil {
-		return fail(err)
-	}
-	var passed []*DamagedError
 	for {
-		type found struct {
-			Name string
-			None bool
-			Err  string
+		ck, err := l.next(ctx)
+		if ck == nil || err != nil {
+			return 0, l.fail(err)
 		}
-		var next found
-		var ck *Checkpoint
-		if c.rank == 0 {
-			var damaged []*DamagedError
-			ck, damaged, err = newest(ctx, from, false)
-			for _, d := range damaged {
-				passed = append(passed, d)
-				l.setAside(waiting, from, d)
-			}
-			switch {
-			case errors.Is(err, ErrNone) && len(passed) == 0:
-				next.None, err = true, nil
-			case errors.Is(err, ErrNone):
-				err = noneGood(from, passed)
-			}
-			if next.Err = textOf(err); ck != nil {
-				next.Name = ck.Name
-			}
+		again, err := l.try(ctx, ck)
+		if err != nil {
+			return 0, l.fail(err)
 		}
-		next, told := broadcast(waiting, c, next)
-		switch {
-		case err != nil:
-			return fail(err)
-		case told != nil:
-			return fail(told)
-		case next.Err != "":
-			return fail(&RankError{Rank: 0, Text: next.Err})
-		case next.None:
-			return 0, nil
-		}
-		if c.rank != 0 {
-			ck, err = open(ctx, from, next.Name)
-		}
-		var loaded Loaded
-		if err == nil {
-			loaded, err = ck.load(c, s, opts)
-		}
-		type report struct {
-			Err     string
-			Damaged *DamagedError
-		}
-		mine := report{Err: textOf(err)}
-		errors.As(err, &mine.Damaged)
-		if mine.Damaged != nil { // an error has no JSON
-			mine.Damaged = &DamagedError{Path: mine.Damaged.Path, File: mine.Damaged.File, Tensor: mine.Damaged.Tensor, Problem: mine.Damaged.Problem}
-		}
-		reports, gathered := allGather(waiting, c, mine)
-		if gathered != nil {
-			return fail(errors.Join(err, gathered))
-		}
-		at := slices.IndexFunc(reports, func(r report) bool { return r.Damaged != nil })
-		if at < 0 {
-			for r, other := range reports {
-				if other.Err != "" && err == nil {
-					err = &RankError{Rank: r, Text: other.Err}
-				}
-			}
-			if err != nil {
-				return fail(err)
-			}
-			if l.loaded != nil {
-				loaded.PassedOver = passed
-				*l.loaded = loaded
-			}
+		if !again {
 			return ck.Step, nil
-		}
-		if next.Name == "" { // the storage is this one checkpoint
-			return fail(reports[at].Damaged)
-		}
-		if c.rank == 0 {
-			passed = append(passed, reports[at].Damaged)
-			if err := l.setAside(waiting, from, reports[at].Damaged); err != nil {
-				// It would be found again.
-				err = fmt.Errorf("%w (and it cannot be set aside: %w)", reports[at].Damaged, err)
-				broadcast(waiting, c, found{Err: err.Error()})
-				return fail(err)
-			}
 		}
 	}
 }
 
-// setAside tells of a damaged checkpoint and gives it another name.
-func (l loading) setAside(ctx context.Context, from storage.Storage, d *DamagedError) error {
-	l.notice("passing over a damaged checkpoint: " + d.Error())
-	name := d.Path[len(storage.At(from, ""))+1:]
-	return from.SetAside(ctx, name)
+// load is one load under way.
+type load struct {
+	loading
+	crew
+	from  storage.Storage
+	state State
+	opts  []LoadOption
+
+	skip   map[int]bool    // steps whose checkpoints are damaged
+	passed []*DamagedError // on rank 0
+}
+
+func (l *load) fail(err error) error {
+	if err == nil || strings.HasPrefix(err.Error(), "checkpoint: ") {
+		return err
+	}
+	return fmt.Errorf("checkpoint: loading from %s: %w", l.from, err)
+}
+
+// next opens, on all ranks, the newest checkpoint that rank 0 finds. It is nil if there is none.
+func (l *load) next(ctx context.Context) (*Checkpoint, error) {
+	type found struct {
+		Name string
+		None bool
+		Err  string
+	}
+	var out found
+	var ck *Checkpoint
+	var err error
+	if l.rank == 0 {
+		var damaged []*DamagedError
+		ck, damaged, err = newest(ctx, l.from, false, l.skip)
+		if err == nil || errors.Is(err, ErrNone) || len(damaged) > 0 {
+			for _, d := range damaged {
+				l.pass(d)
+			}
+			if err != nil {
+				err = noneGood(l.from, l.passed)
+			}
+		}
+		if errors.Is(err, ErrNone) {
+			out.None, err = true, nil
+		}
+		if out.Err = textOf(err); ck != nil {
+			out.Name = ck.Name
+		}
+	}
+	out, told := broadcast(context.WithoutCancel(ctx), l.crew, out)
+	switch {
+	case err != nil:
+		return nil, err
+	case told != nil:
+		return nil, told
+	case out.Err != "":
+		return nil, &RankError{Rank: 0, Text: out.Err}
+	case out.None:
+		return nil, nil
+	}
+	if l.rank != 0 {
+		ck, err = open(ctx, l.from, out.Name)
+	}
+	return ck, l.together(ctx, err, nil)
+}
+
+// pass notes that a checkpoint is damaged.
+func (l *load) pass(d *DamagedError) {
+	l.passed = append(l.passed, d)
+	if step, ok := ParseStep(d.Path[strings.LastIndexByte(d.Path, '/')+1:]); ok {
+		l.skip[step] = true
+	}
+}
+
+// together makes an error of any rank an error of all. Damage is what damaged is called with, if it
+// is not nil, and no error then.
+func (l *load) together(ctx context.Context, err error, damaged func(d *DamagedError)) error {
+	type report struct {
+		Err     string
+		Damaged *DamagedError
+	}
+	mine := report{Err: textOf(err)}
+	if errors.As(err, &mine.Damaged) {
+		d := *mine.Damaged
+		if d.Err != nil { // which has no JSON
+			d.Problem, d.Err = d.Problem+": "+d.Err.Error(), nil
+		}
+		mine.Damaged = &d
+	}
+	reports, gathered := allGather(context.WithoutCancel(ctx), l.crew, mine)
+	if gathered != nil {
+		return errors.Join(err, gathered)
+	}
+	if damaged != nil {
+		for _, r := range reports {
+			if r.Damaged != nil {
+				damaged(r.Damaged)
+				return nil
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for rank, r := range reports {
+		if r.Err != "" {
+			return &RankError{Rank: rank, Text: r.Err}
+		}
+	}
+	return nil
+}
+
+// try loads a checkpoint. again is true if it is damaged and there may be an older one.
+func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) {
+	// All is compared before anything is read.
+	if err := l.together(ctx, ck.match(l.state, l.opts), nil); err != nil {
+		return false, err
+	}
+	loaded, err := ck.load(l.crew, l.state, l.opts)
+	damaged := func(d *DamagedError) {
+		l.pass(d)
+		again = true
+	}
+	if ck.Name == "" { // the storage is this one checkpoint
+		damaged = nil
+	}
+	if err := l.together(ctx, err, damaged); err != nil || again {
+		return again, err
+	}
+	if l.rank == 0 {
+		for _, d := range l.passed {
+			l.setAside(context.WithoutCancel(ctx), d)
+		}
+	}
+	if l.loaded != nil {
+		loaded.PassedOver = l.passed
+		*l.loaded = loaded
+	}
+	return false, nil
+}
+
+// setAside tells of a damaged checkpoint and gives it another name. If that fails, it stays and
+// is passed over again.
+func (l *load) setAside(ctx context.Context, d *DamagedError) {
+	text := "passing over a damaged checkpoint: " + d.Error()
+	name := d.Path[strings.LastIndexByte(d.Path, '/')+1:]
+	if _, ok := ParseStep(name); ok {
+		if err := l.from.SetAside(ctx, name); err != nil {
+			text += fmt.Sprintf(" (it cannot be set aside: %v)", err)
+		}
+	}
+	l.notice(text)
+}
+
+// match compares a state with the checkpoint, and reads nothing.
+func (c *Checkpoint) match(s State, opts []LoadOption) error {
+	l := loadingOf(opts)
+	l.loaded = nil
+	for _, name := range s.sectionNames() {
+		if c.manifest.Section(name) == nil && l.partial {
+			continue
+		}
+		src, err := c.Source(name)
+		if err != nil {
+			return err
+		}
+		if _, err := match(src, s.Sections[name], l); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // load fills a state from this checkpoint, on this rank.
@@ -200,7 +285,7 @@ func LoadParts(f Source, parts []Part, opts ...LoadOption) error {
 	if err != nil {
 		return err
 	}
-	from, err := match(f, list, opts)
+	from, err := match(f, list, loadingOf(opts))
 	if err != nil {
 		return err
 	}

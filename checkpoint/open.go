@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -41,7 +42,7 @@ type Checkpoint struct {
 // [ErrNone]. What may not be read (permissions) is an error, not damage.
 func Open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
 	if name == "" {
-		c, _, err := newest(ctx, from, false)
+		c, _, err := newest(ctx, from, false, nil)
 		return c, err
 	}
 	return open(ctx, from, name)
@@ -51,10 +52,11 @@ func Open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, 
 // that are damaged are passed over and returned in damaged: tell the user, whose run goes back
 // further than expected. The errors are those of [Open].
 func Latest(ctx context.Context, from storage.Storage) (latest *Checkpoint, damaged []*DamagedError, err error) {
-	return newest(ctx, from, true)
+	return newest(ctx, from, true, nil)
 }
 
-func newest(ctx context.Context, from storage.Storage, verify bool) (*Checkpoint, []*DamagedError, error) {
+// newest finds the newest good checkpoint that is not of one of the steps to skip.
+func newest(ctx context.Context, from storage.Storage, verify bool, skip map[int]bool) (*Checkpoint, []*DamagedError, error) {
 	if c, err := open(ctx, from, ""); err == nil || !errors.Is(err, ErrNone) {
 		if err == nil && verify {
 			err = c.Verify(ctx, nil)
@@ -66,7 +68,7 @@ func newest(ctx context.Context, from storage.Storage, verify bool) (*Checkpoint
 	}
 	// A save may remove checkpoints meanwhile; a newer one is there then.
 	for range 10 {
-		c, damaged, again, err := findNewest(ctx, from, verify)
+		c, damaged, again, err := findNewest(ctx, from, verify, skip)
 		if !again {
 			return c, damaged, err
 		}
@@ -74,12 +76,15 @@ func newest(ctx context.Context, from storage.Storage, verify bool) (*Checkpoint
 	return nil, nil, fmt.Errorf("checkpoint: %s: checkpoints vanish faster than they can be read: something else removes them", from)
 }
 
-func findNewest(ctx context.Context, from storage.Storage, verify bool) (c *Checkpoint, damaged []*DamagedError, again bool, err error) {
+func findNewest(ctx context.Context, from storage.Storage, verify bool, skip map[int]bool) (c *Checkpoint, damaged []*DamagedError, again bool, err error) {
 	steps, err := Steps(ctx, from)
 	if err != nil {
 		return nil, nil, false, err
 	}
 	for _, step := range steps {
+		if skip[step] {
+			continue
+		}
 		c, err := open(ctx, from, StepName(step))
 		if err == nil && verify {
 			err = c.Verify(ctx, nil)
@@ -114,6 +119,11 @@ func isGone(ctx context.Context, from storage.Storage, step int) bool {
 func noneGood(from storage.Storage, damaged []*DamagedError) error {
 	switch len(damaged) {
 	case 0:
+		if d, ok := from.(*storage.Directory); ok {
+			if _, err := os.Stat(d.Path("")); errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("checkpoint: %s does not exist: %w", from, ErrNone)
+			}
+		}
 		return fmt.Errorf("checkpoint: in %s: %w", from, ErrNone)
 	case 1:
 		return fmt.Errorf("%w (there is no other one in %s: restore it from a copy, or begin in another directory)", damaged[0], from)

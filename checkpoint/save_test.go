@@ -216,3 +216,71 @@ func TestOneRankFails(t *testing.T) {
 		}
 	}
 }
+
+// TestDamagePassedOver damages bytes that only one rank reads: all ranks take the checkpoint
+// before, and the damaged one is set aside when that is loaded, not before.
+func TestDamagePassedOver(t *testing.T) {
+	root := t.TempDir()
+	run := func(do func(ctx context.Context, g *dist.Group, s checkpoint.State) error) {
+		t.Helper()
+		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+			s, err := job(ctx, g, 2, 1)
+			if err != nil {
+				return err
+			}
+			return do(ctx, g, s)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(func(ctx context.Context, g *dist.Group, s checkpoint.State) error {
+		return errors.Join(checkpoint.Save(ctx, g, storage.Dir(root), 1, s), checkpoint.Save(ctx, g, storage.Dir(root), 2, s))
+	})
+	flip := func(step int) {
+		c, err := checkpoint.Open(t.Context(), storage.Dir(root), checkpoint.StepName(step))
+		if err != nil {
+			t.Fatal(err)
+		}
+		boxes := c.Manifest().Section(checkpoint.Model).Tensors[1].Boxes // of t1, cut over dp
+		path := filepath.Join(c.Path, boxes[1].File)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[boxes[1].At] ^= 1
+		if err := os.WriteFile(path, b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flip(2)
+	run(func(ctx context.Context, g *dist.Group, s checkpoint.State) error {
+		var notices []string
+		var loaded checkpoint.Loaded
+		s.Values, s.RankValues = nil, nil
+		step, err := checkpoint.Load(ctx, g, storage.Dir(root), s, checkpoint.WithLoaded(&loaded), checkpoint.WithNotice(func(text string) { notices = append(notices, text) }))
+		if err != nil || step != 1 {
+			return fmt.Errorf("step %d, %w", step, err)
+		}
+		if g.Rank() == 0 && (len(notices) != 1 || !strings.Contains(notices[0], `in the tensor "t1"`) || len(loaded.PassedOver) != 1) {
+			return fmt.Errorf("%q, %+v", notices, loaded)
+		}
+		return nil
+	})
+	if steps, err := checkpoint.Steps(t.Context(), storage.Dir(root)); err != nil || !slices.Equal(steps, []int{1}) {
+		t.Error(steps, err)
+	}
+	flip(1)
+	run(func(ctx context.Context, g *dist.Group, s checkpoint.State) error {
+		s.Values, s.RankValues = nil, nil
+		_, err := checkpoint.Load(ctx, g, storage.Dir(root), s)
+		var damaged *checkpoint.DamagedError
+		if g.Rank() == 0 && !errors.As(err, &damaged) || err == nil || !strings.Contains(err.Error(), "is damaged") {
+			return fmt.Errorf("rank %d: %v", g.Rank(), err)
+		}
+		return nil
+	})
+	if steps, err := checkpoint.Steps(t.Context(), storage.Dir(root)); err != nil || !slices.Equal(steps, []int{1}) {
+		t.Error(steps, err)
+	}
+}

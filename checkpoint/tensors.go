@@ -88,14 +88,13 @@ func MatchTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 	if err := checkList(f.Name(), list); err != nil {
 		return err
 	}
-	_, err := match(f, list, opts)
+	_, err := match(f, list, loadingOf(opts))
 	return err
 }
 
 // match compares tensors with a source's, and returns the dtype that each of them
 // is filled from.
-func match(f Source, list []Part, opts []LoadOption) ([]tensor.DType, error) {
-	l := loadingOf(opts)
+func match(f Source, list []Part, l loading) ([]tensor.DType, error) {
 	infos, from := infosOf(list), make([]tensor.DType, len(list))
 	stored := make(map[string]safetensors.DType)
 	for _, info := range f.Infos() {
