@@ -30,12 +30,13 @@ type boxPlan struct {
 	box  mesh.Box
 	info safetensors.Info // of the box
 	src  Source           // of a tensor that is copied; part is nothing then
+	of   []int            // the shape of the whole tensor that is copied
 }
 
 // shape returns that of the whole tensor.
 func (p boxPlan) shape() []int {
 	if p.src != nil {
-		return p.info.Shape
+		return p.of
 	}
 	return p.part.shape()
 }
@@ -88,7 +89,7 @@ func copyOf(section string, src Source) filePlan {
 	f := filePlan{section: section}
 	for _, info := range src.Infos() {
 		zeros := make([]int, len(info.Shape))
-		f.boxes = append(f.boxes, boxPlan{info: info, src: src, box: mesh.Box{Start: zeros, Shape: info.Shape, LocalStart: zeros}})
+		f.boxes = append(f.boxes, boxPlan{info: info, src: src, of: info.Shape, box: mesh.Box{Start: zeros, Shape: info.Shape, LocalStart: zeros}})
 	}
 	return f
 }

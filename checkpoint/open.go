@@ -169,6 +169,20 @@ func join(folder, name string) string {
 // open opens the checkpoint in a folder. Where there is no manifest the error is [ErrNone], but
 // in a folder of a directory it is damage.
 func open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
+	c, err := openManifest(ctx, from, name)
+	if err != nil {
+		return nil, err
+	}
+	for _, check := range []func(report) error{c.compareSizes, c.readHeaders} {
+		if err := check(firstDamage); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// openManifest is open without a look at the other files.
+func openManifest(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
 	c := &Checkpoint{Path: storage.At(from, name), Name: name, ctx: ctx, from: from}
 	text, err := storage.ReadFile(ctx, from, join(name, ManifestName), maxManifestBytes)
 	if errors.Is(err, fs.ErrNotExist) && (name == "" || commitsInPlace(from) || !c.isThere()) {
@@ -187,14 +201,6 @@ func open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, 
 	if named, ok := ParseStep(last); ok && named != c.Step {
 		return nil, &DamagedError{Path: c.Path, File: ManifestName, Problem: fmt.Sprintf("is that of step %d", c.Step)}
 	}
-	if err := c.compareSizes(); err != nil {
-		return nil, err
-	}
-	if c.manifest.Version == 1 {
-		if err := c.readHeaders(); err != nil {
-			return nil, err
-		}
-	}
 	return c, nil
 }
 
@@ -208,8 +214,8 @@ func (c *Checkpoint) isThere() bool {
 	return err == nil
 }
 
-// compareSizes reports a file that is not there with its size.
-func (c *Checkpoint) compareSizes() error {
+// compareSizes reports files that are not there with their sizes.
+func (c *Checkpoint) compareSizes(report report) error {
 	entries, err := c.from.List(c.ctx, join(c.Name, c.manifest.Folder))
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil // a server that lists nothing: what is missing shows when it is read
@@ -236,7 +242,9 @@ func (c *Checkpoint) compareSizes() error {
 		default:
 			continue
 		}
-		return &DamagedError{Path: c.Path, File: f.Name, Problem: problem}
+		if err := report(&DamagedError{Path: c.Path, File: f.Name, Problem: problem}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -251,20 +259,21 @@ func (c *Checkpoint) damage(file, problem string, err error) error {
 }
 
 // readHeaders finds the tensors of a checkpoint of version 1, whose manifest lists files alone.
-func (c *Checkpoint) readHeaders() error {
+func (c *Checkpoint) readHeaders(report report) error {
+	if c.manifest.Version != 1 {
+		return nil
+	}
 	for _, f := range c.Files {
 		section, ok := strings.CutSuffix(f.Name, ".safetensors")
 		if !ok {
 			continue
 		}
-		o, err := c.openFile(f.Name)
-		if err != nil {
+		file, err := c.readHeader(f.Name)
+		if err = told(report, err); err != nil {
 			return err
 		}
-		file, err := safetensors.NewFile(o, o.Size(), c.fileName(f.Name))
-		o.Close()
-		if err != nil {
-			return c.damage(f.Name, "cannot be read", err)
+		if file == nil {
+			continue
 		}
 		s := Section{Name: section}
 		for _, e := range file.Entries() {
@@ -274,6 +283,19 @@ func (c *Checkpoint) readHeaders() error {
 		c.manifest.Sections = append(c.manifest.Sections, s)
 	}
 	return nil
+}
+
+func (c *Checkpoint) readHeader(name string) (*safetensors.File, error) {
+	o, err := c.openFile(name)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	file, err := safetensors.NewFile(o, o.Size(), c.fileName(name))
+	if err != nil {
+		return nil, c.damage(name, "cannot be read", err)
+	}
+	return file, nil
 }
 
 func (c *Checkpoint) openFile(name string) (storage.Object, error) {
@@ -294,101 +316,6 @@ func (c *Checkpoint) Manifest() *Manifest { return c.manifest }
 
 // Storage returns where the checkpoint lies.
 func (c *Checkpoint) Storage() storage.Storage { return c.from }
-
-// Verify reads every byte and compares it with the manifest. What differs is a [DamagedError].
-// It calls progress, which may be nil, with the bytes read so far.
-func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
-	boxes := c.boxesByFile()
-	var done int64
-	buf := make([]byte, chunkBytes)
-	for _, f := range c.Files {
-		err := c.verifyFile(ctx, f, boxes[f.Name], buf, func(n int) {
-			if done += int64(n); progress != nil {
-				progress(done)
-			}
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// namedBox is a box with its tensor.
-type namedBox struct {
-	StoredBox
-	tensor string
-	bytes  int64
-}
-
-func (c *Checkpoint) boxesByFile() map[string][]namedBox {
-	byFile := make(map[string][]namedBox)
-	for _, s := range c.manifest.Sections {
-		for _, t := range s.Tensors {
-			for _, b := range t.Boxes {
-				size := safetensors.Info{DType: t.DType, Shape: b.Shape}.NumBytes()
-				if b.Sums != nil && size > 0 {
-					byFile[b.File] = append(byFile[b.File], namedBox{b, t.Name, size})
-				}
-			}
-		}
-	}
-	for _, boxes := range byFile {
-		slices.SortFunc(boxes, func(a, b namedBox) int { return int(min(1, max(-1, a.At-b.At))) })
-	}
-	return byFile
-}
-
-func (c *Checkpoint) verifyFile(ctx context.Context, info FileInfo, boxes []namedBox, buf []byte, progress func(n int)) error {
-	o, err := c.openFile(info.Name)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	damaged := func(tensor, format string, args ...any) error {
-		return &DamagedError{Path: c.Path, File: info.Name, Tensor: tensor, Problem: fmt.Sprintf(format, args...)}
-	}
-	if o.Size() != info.Bytes {
-		return damaged("", "has %d bytes, its manifest says %d", o.Size(), info.Bytes)
-	}
-	var crc uint32
-	for at := int64(0); at < info.Bytes; {
-		if err := context.Cause(ctx); err != nil {
-			return fmt.Errorf("checkpoint: verifying %s: %w", c.fileName(info.Name), err)
-		}
-		// Up to the next box, or a chunk of this one.
-		n, box, chunk := min(info.Bytes-at, int64(len(buf))), "", int64(-1)
-		var want uint32
-		for len(boxes) > 0 && boxes[0].At+boxes[0].bytes <= at {
-			boxes = boxes[1:]
-		}
-		if len(boxes) > 0 {
-			b := boxes[0]
-			if at < b.At {
-				n = min(n, b.At-at)
-			} else if within := at - b.At; within%chunkBytes == 0 {
-				box, chunk = b.tensor, within/chunkBytes
-				n, want = min(chunkBytes, b.bytes-within), b.Sums[chunk]
-			} else {
-				return damaged(b.tensor, "has two tensors in the same bytes from %d on", b.At)
-			}
-		}
-		if got, err := o.ReadAt(buf[:n], at); int64(got) < n {
-			return c.damage(info.Name, fmt.Sprintf("cannot be read at byte %d", at+int64(got)), err)
-		}
-		sum := crc32.Checksum(buf[:n], castagnoli)
-		if chunk >= 0 && sum != want {
-			return damaged(box, "has the checksum %08x for the %d bytes from %d on, its manifest says %08x: its bytes were changed", sum, n, at, want)
-		}
-		crc = joinSums(crc, sum, n)
-		at += n
-		progress(int(n))
-	}
-	if crc != info.CRC {
-		return damaged("", "has the checksum %08x, its manifest says %08x: its bytes were changed", crc, info.CRC)
-	}
-	return nil
-}
 
 // Has says whether the checkpoint has a file of that name.
 func (c *Checkpoint) Has(name string) bool {

@@ -255,14 +255,13 @@ func (v *save) prepare(ctx context.Context, bytes int64) (release func(), err er
 	if err := context.Cause(ctx); err != nil {
 		return nil, v.fail("begin", err)
 	}
-	release, held, err := v.to.Lock(ctx)
+	unlock, held, err := v.to.Lock(ctx)
 	if err != nil {
 		return nil, v.fail("lock", err)
 	}
 	defer func() {
 		if err != nil {
-			release()
-			release = nil
+			unlock()
 		}
 	}()
 	entries, err := v.to.List(ctx, "")
@@ -289,7 +288,7 @@ func (v *save) prepare(ctx context.Context, bytes int64) (release func(), err er
 		return nil, v.fail("begin", &SpaceError{v.to.String(), bytes, free})
 	}
 	v.stage, v.folder = v.to.Stage(v.name(), fmt.Sprintf("%016x", rand.Uint64()))
-	return release, nil
+	return unlock, nil
 }
 
 // stageInfix is in the name of a stage of a directory, and of a checkpoint half removed.
