@@ -49,7 +49,8 @@
 //   - save.go, merge.go, retention.go: [Save], the commit, and which checkpoints stay.
 //   - crew.go, deal.go: what the ranks tell each other, and who writes what.
 //   - section_file.go, crc.go: files with the checksums of their chunks; [Writer].
-//   - manifest.go, manifest_parse.go, box.go: [Manifest], as JSON and checked.
+//   - manifest.go, manifest_parse.go, scanner.go, box.go: [Manifest], as JSON and checked.
+//   - workers.go: a limited number of goroutines, and of bytes.
 //   - open.go: [Open], [Latest] and [Checkpoint].
 //   - stored.go, source.go: sections as a [Source], and other sources.
 //   - load.go, tensors.go, statedict.go: [Load], and how tensors are filled.

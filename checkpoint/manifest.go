@@ -3,9 +3,11 @@
 package checkpoint
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -103,44 +105,22 @@ func (m *Manifest) Section(name string) *Section {
 	return nil
 }
 
-// The JSON form.
-type (
-	manifestJSON struct {
-		Format     string                       `json:"format"`
-		Version    int                          `json:"version"`
-		Step       int                          `json:"step"`
-		Ranks      int                          `json:"ranks"`
-		Mesh       []Axis                       `json:"mesh"`
-		Program    string                       `json:"program"`
-		Time       time.Time                    `json:"time"`
-		Folder     string                       `json:"folder"`
-		Metric     *Metric                      `json:"metric"`
-		Files      []fileJSON                   `json:"files"`
-		Values     map[string]json.RawMessage   `json:"values"`
-		RankValues []map[string]json.RawMessage `json:"rank_values"`
-		Tensors    sectionsJSON                 `json:"tensors"`
-	}
-	fileJSON struct {
-		Name  string `json:"name"`
-		Bytes int64  `json:"bytes"`
-		CRC   string `json:"crc32c"` // 8 hexadecimal digits
-		Rank  int    `json:"rank,omitempty"`
-	}
-	tensorJSON struct {
-		DType      string    `json:"dtype"`
-		Shape      []int     `json:"shape"`
-		Placements []string  `json:"placements"`
-		Boxes      []boxJSON `json:"boxes"`
-	}
-	boxJSON struct {
-		File  string   `json:"file"`
-		At    int64    `json:"at"`
-		Start []int    `json:"start"`
-		Shape []int    `json:"shape"`
-		Sums  []string `json:"crc32c"`
-	}
-	sectionsJSON []Section
-)
+// ownSum is the last member of a manifest: the CRC-32C of all that comes before it, from the
+// first byte to the line before.
+const ownSum = "crc32c"
+
+// sealed returns the text of a manifest with its own checksum.
+func sealed(text []byte) []byte { return append(text, sealOf(text)...) }
+
+func sealOf(text []byte) []byte {
+	return fmt.Appendf(nil, ",\n  %q: \"%08x\"\n}\n", ownSum, crc32.Checksum(text, castagnoli))
+}
+
+// isIntact says whether a text is what sealed has made.
+func isIntact(text []byte) bool {
+	n := len(text) - len(sealOf(nil))
+	return n > 0 && bytes.Equal(sealOf(text[:n]), text[n:])
+}
 
 // encode returns the text of manifest.json: one line for each file and each tensor.
 func (m *Manifest) encode() ([]byte, error) {
@@ -189,7 +169,7 @@ func (m *Manifest) encode() ([]byte, error) {
 		}
 		b = append(b, "\n    }"...)
 	}
-	return append(b, "\n  }\n}\n"...), nil
+	return sealed(append(b, "\n  }"...)), nil
 }
 
 func (m *Manifest) numBoxes() int {

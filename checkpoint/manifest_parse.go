@@ -3,15 +3,10 @@
 package checkpoint
 
 import (
-	"bytes"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
-	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 )
@@ -48,143 +43,192 @@ func parseManifest(text []byte) (*Manifest, error) {
 // parsePart reads what one rank says, whose boxes need not be whole tensors and may lie in files
 // of which others tell.
 func parsePart(text []byte) (*Manifest, error) {
-	// A later version may have fields that this one does not know: look at
-	// the version before anything else.
-	var head struct {
-		Format  string `json:"format"`
-		Version int    `json:"version"`
-	}
-	if err := json.Unmarshal(text, &head); err != nil {
-		return nil, fmt.Errorf("is not JSON: %w", err)
-	}
-	if head.Format != manifestFormat {
-		return nil, fmt.Errorf("has format %q, not %q", head.Format, manifestFormat)
-	}
-	if head.Version < 1 || head.Version > manifestVersion {
-		return nil, fmt.Errorf("has version %d, this program reads versions 1 to %d: use the program that wrote it, or a newer one", head.Version, manifestVersion)
-	}
-	var j manifestJSON
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&j); err != nil {
-		return nil, err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("has something after its end")
-	}
-	m := &Manifest{Version: j.Version, Step: j.Step, Ranks: j.Ranks, Mesh: j.Mesh, Program: j.Program, Time: j.Time, Folder: j.Folder,
-		Metric: j.Metric, Values: j.Values, RankValues: j.RankValues, Sections: j.Tensors}
-	switch {
-	case m.Step < 0:
-		return nil, fmt.Errorf("has the negative step %d", m.Step)
-	case m.Ranks < 0 || m.Ranks > maxRanks || len(m.RankValues) > m.Ranks:
-		return nil, fmt.Errorf("has %d ranks, and values of %d", m.Ranks, len(m.RankValues))
-	case m.Version == 1 && len(m.Sections) > 0:
-		return nil, errors.New("has version 1 and tensors, which that version does not have")
-	}
-	if m.Folder != "" {
-		if err := checkName(m.Folder); err != nil {
-			return nil, err
+	m := &Manifest{}
+	format, seen, own := "", map[string]bool{}, false
+	s := &scanner{text: text}
+	s.object(func(name string) {
+		if seen[name] {
+			s.fail("%q is there twice", name)
+			return
 		}
+		seen[name] = true
+		switch {
+		case name == "format":
+			format = s.str()
+			if s.err == nil && format != manifestFormat {
+				s.err = fmt.Errorf("has format %q, not %q", format, manifestFormat)
+			}
+		case name == "version":
+			m.Version = int(s.number())
+			// A later version may have fields that this one does not know.
+			if s.err == nil && (m.Version < 1 || m.Version > manifestVersion) {
+				s.err = fmt.Errorf("has version %d, this program reads versions 1 to %d: use the program that wrote it, or a newer one", m.Version, manifestVersion)
+			}
+		case m.Version == 0 || format == "":
+			s.fail("the format and the version do not come first")
+		case name == "step":
+			m.Step = int(s.number())
+		case name == "files":
+			s.array(func() { m.Files = append(m.Files, s.file()) })
+		case m.Version == 1:
+			s.fail("the member %q is not known in version 1", name)
+		case name == ownSum:
+			own = true
+			s.sum()
+		default:
+			s.member(m, name)
+		}
+	})
+	if s.peek(); s.err == nil && s.at < len(text) {
+		s.fail("something after its end")
+	}
+	if s.err == nil && (m.Version == 0 || format == "") {
+		s.fail("no format and version")
+	}
+	if s.err != nil {
+		return nil, s.err
 	}
 	if m.Version == 1 {
 		m.Ranks = 1
+	} else if !own || !isIntact(text) {
+		return nil, errors.New("has not the checksum that it says: its bytes were changed")
 	}
-	seen := make(map[string]bool, len(j.Files))
-	for _, f := range j.Files {
+	return m, m.checkNames()
+}
+
+// member reads a member that came with version 2.
+func (s *scanner) member(m *Manifest, name string) {
+	switch name {
+	case "ranks":
+		m.Ranks = int(s.number())
+	case "mesh":
+		s.decode(&m.Mesh)
+	case "program":
+		m.Program = s.str()
+	case "time":
+		s.decode(&m.Time)
+	case "folder":
+		m.Folder = s.str()
+	case "metric":
+		s.decode(&m.Metric)
+	case "values":
+		s.decode(&m.Values)
+	case "rank_values":
+		s.decode(&m.RankValues)
+	case "tensors":
+		s.object(func(name string) {
+			section := Section{Name: name}
+			s.object(func(name string) { section.Tensors = append(section.Tensors, s.tensor(name)) })
+			m.Sections = append(m.Sections, section)
+		})
+	default:
+		s.fail("the member %q is not known", name)
+	}
+}
+
+func (s *scanner) file() (f FileInfo) {
+	s.object(func(name string) {
+		switch name {
+		case "name":
+			f.Name = s.str()
+		case "bytes":
+			f.Bytes = s.number()
+		case "crc32c":
+			f.CRC = s.sum()
+		case "rank":
+			f.Rank = int(s.number())
+		default:
+			s.fail("the member %q of a file is not known", name)
+		}
+	})
+	return f
+}
+
+func (s *scanner) tensor(name string) StoredTensor {
+	t := StoredTensor{Name: name}
+	s.object(func(name string) {
+		switch name {
+		case "dtype":
+			var ok bool
+			if text := s.str(); s.err == nil {
+				if t.DType, ok = safetensors.ParseDType(text); !ok {
+					s.fail("the tensor %q has the unknown dtype %q", t.Name, text)
+				}
+			}
+		case "shape":
+			t.Shape = s.numbers()
+		case "placements":
+			s.array(func() { t.Placements = append(t.Placements, s.str()) })
+		case "boxes":
+			s.array(func() { t.Boxes = append(t.Boxes, s.box()) })
+		default:
+			s.fail("the member %q of the tensor %q is not known", name, t.Name)
+		}
+	})
+	return t
+}
+
+func (s *scanner) box() (b StoredBox) {
+	b.Sums = []uint32{}
+	s.object(func(name string) {
+		switch name {
+		case "file":
+			b.File = s.str()
+		case "at":
+			b.At = s.number()
+		case "start":
+			b.Start = s.numbers()
+		case "shape":
+			b.Shape = s.numbers()
+		case "crc32c":
+			if b.Sums = s.sumList(); b.Sums == nil {
+				b.Sums = []uint32{} // nil means that there are none to compare with
+			}
+		default:
+			s.fail("the member %q of a box is not known", name)
+		}
+	})
+	return b
+}
+
+// checkNames reports names that are there twice or lead elsewhere, and numbers beyond all sense.
+func (m *Manifest) checkNames() error {
+	if m.Ranks < 1 || m.Ranks > maxRanks || len(m.RankValues) > m.Ranks {
+		return fmt.Errorf("has %d ranks, and values of %d", m.Ranks, len(m.RankValues))
+	}
+	if m.Folder != "" {
+		if err := checkName(m.Folder); err != nil {
+			return err
+		}
+	}
+	seen := make(map[string]bool, len(m.Files))
+	for _, f := range m.Files {
 		if err := checkName(f.Name); err != nil {
-			return nil, err
+			return err
 		}
 		if seen[f.Name] {
-			return nil, fmt.Errorf("lists %q twice", f.Name)
-		}
-		if f.Bytes < 0 {
-			return nil, fmt.Errorf("gives %q the size %d", f.Name, f.Bytes)
+			return fmt.Errorf("lists %q twice", f.Name)
 		}
 		seen[f.Name] = true
-		crc, err := parseSum(f.CRC)
-		if err != nil {
-			return nil, fmt.Errorf("gives %q %w", f.Name, err)
-		}
-		m.Files = append(m.Files, FileInfo{f.Name, f.Bytes, crc, f.Rank})
 	}
-	return m, nil
-}
-
-func parseSum(text string) (uint32, error) {
-	sum, err := hex.DecodeString(text)
-	if err != nil || len(sum) != 4 || strings.ToLower(text) != text {
-		return 0, fmt.Errorf("the checksum %q, not 8 hexadecimal digits", text)
-	}
-	return uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | uint32(sum[3]), nil
-}
-
-// UnmarshalJSON keeps the order of sections and tensors.
-func (list *sectionsJSON) UnmarshalJSON(text []byte) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
 	sections := map[string]bool{}
-	return eachMember(d, func(name string) error {
-		if err := checkName(name); err != nil || sections[name] {
-			return fmt.Errorf("has the section %q twice, or it is no plain name", name)
+	for _, s := range m.Sections {
+		if err := checkSection(s.Name); err != nil {
+			return fmt.Errorf("has the section %q, which is no name for one", s.Name)
 		}
-		sections[name] = true
-		s := Section{Name: name}
-		tensors := map[string]bool{}
-		err := eachMember(d, func(name string) error {
-			if tensors[name] {
-				return fmt.Errorf("has the tensor %q twice", name)
+		if sections[s.Name] {
+			return fmt.Errorf("has the section %q twice", s.Name)
+		}
+		sections[s.Name] = true
+		tensors := make(map[string]bool, len(s.Tensors))
+		for _, t := range s.Tensors {
+			if tensors[t.Name] {
+				return fmt.Errorf("has the tensor %q of %s twice", t.Name, s.Name)
 			}
-			tensors[name] = true
-			var j tensorJSON
-			if err := d.Decode(&j); err != nil {
-				return err
-			}
-			t, err := j.tensor(name)
-			s.Tensors = append(s.Tensors, t)
-			return err
-		})
-		*list = append(*list, s)
-		return err
-	})
-}
-
-// eachMember calls member with the name of each member of the object that comes next, which
-// reads the value.
-func eachMember(d *json.Decoder, member func(name string) error) error {
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return errors.Join(err, errors.New("has a value where an object should be"))
-	}
-	for d.More() {
-		t, err := d.Token()
-		if err != nil {
-			return err
-		}
-		if err := member(t.(string)); err != nil { // the keys of an object are strings
-			return err
+			tensors[t.Name] = true
 		}
 	}
-	_, err := d.Token()
-	return err
-}
-
-func (j tensorJSON) tensor(name string) (StoredTensor, error) {
-	t := StoredTensor{Name: name, Shape: j.Shape, Placements: j.Placements, Boxes: make([]StoredBox, len(j.Boxes))}
-	var ok bool
-	if t.DType, ok = safetensors.ParseDType(j.DType); !ok {
-		return t, fmt.Errorf("has the tensor %q of the unknown dtype %q", name, j.DType)
-	}
-	for i, b := range j.Boxes {
-		box := StoredBox{File: b.File, At: b.At, Start: b.Start, Shape: b.Shape, Sums: make([]uint32, len(b.Sums))}
-		for k, text := range b.Sums {
-			var err error
-			if box.Sums[k], err = parseSum(text); err != nil {
-				return t, fmt.Errorf("gives box %d of the tensor %q %w", i, name, err)
-			}
-		}
-		t.Boxes[i] = box
-	}
-	return t, nil
+	return nil
 }
 
 // check reports a tensor that does not fit its files, whose sizes are given by name, or whose
