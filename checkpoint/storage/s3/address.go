@@ -57,17 +57,18 @@ func parseAddress(address string, lookup func(envvar.Var) (string, bool)) (place
 		return p, fmt.Errorf("storage: an address of a bucket must be s3://BUCKET/PREFIX?endpoint=URL&region=NAME, and this one cannot be read") // err may quote a secret
 	}
 	mistake := func(format string, args ...any) error {
-		return fmt.Errorf("storage: %s: %s", address, fmt.Sprintf(format, args...))
+		// Without the query: somebody may have written a key into it.
+		return fmt.Errorf("storage: s3://%s%s: %s", u.Host, u.Path, fmt.Sprintf(format, args...))
 	}
 	switch {
 	case u.User != nil:
 		return p, fmt.Errorf("storage: an address of a bucket has no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
 	case u.Scheme != "s3":
-		return p, mistake("an address of a bucket begins with s3://")
+		return p, fmt.Errorf("storage: an address of a bucket begins with s3://, not with %q", u.Scheme)
 	case !bucketName.MatchString(u.Host):
 		return p, mistake("%q is no name for a bucket: it must have 3 to 63 small letters, digits, dots and hyphens", u.Host)
 	case u.Fragment != "":
-		return p, mistake("%q is not understood: write # in a prefix as %%23", "#"+u.Fragment)
+		return p, mistake("what follows # is not understood: write # in a prefix as %%23")
 	}
 	p.bucket = u.Host
 	p.prefix = strings.Trim(u.Path, "/")
@@ -78,7 +79,7 @@ func parseAddress(address string, lookup func(envvar.Var) (string, bool)) (place
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return p, mistake("the parameters cannot be read: %v", err)
+		return p, mistake("the parameters cannot be read: write them as ?endpoint=URL&region=NAME")
 	}
 	known := []string{"endpoint", "region", "part", "commit", "anonymous"}
 	for name, values := range query {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/checkpoint/storage/s3/s3test"
 	"github.com/cohort-ml/cohort/checkpoint/storage/storagetest"
@@ -69,3 +71,6 @@ func TestConformance(t *testing.T) {
 		})
 	}
 }
+
+// TestMain: no test leaves a goroutine.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
