@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small perceptron with PyTorch on ranks of this machine, and saves and loads it with torch.distributed.checkpoint.
-The ranks are forked, so that PyTorch is imported once.
+The ranks are forked, so that PyTorch is imported once. Several commands, with "--" in between, print one line each.
 
   python mlp.py RANKS save KIND DIR      train 3 steps, save to DIR, write DIR.pt (whole tensors), print the losses of the next 3 steps
   python mlp.py RANKS load KIND DIR      load DIR, print the losses of the next 3 steps
+  python mlp.py 1 file plain FILE        load a file of torch.save, print the losses of the next 3 steps
   python mlp.py RANKS compare KIND DIR   load DIR into targets of a kind, compare them with the whole tensors of DIR.pt
 
 KIND is plain, fsdp, tp, hsdp or fsdp+tp."""
@@ -98,6 +99,11 @@ def run(rank, world, command, kind, folder, meeting):
         if rank == 0:
             torch.save(full, folder + ".pt")
         losses = [step(model, opt, n) for n in range(3, 6)]
+    elif command == "file":
+        saved = torch.load(folder, weights_only=True)
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["optimizer"])
+        losses = [step(model, opt, n) for n in range(3, 6)]
     else:
         load(model, opt, folder)
         if command == "load":
@@ -118,28 +124,32 @@ def run(rank, world, command, kind, folder, meeting):
         dist.destroy_process_group()
 
 
+def fork(f, *args):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            f(*args)
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return pid
+
+
 def main():
-    world, command, kind, folder = int(sys.argv[1]), *sys.argv[2:5]
-    with tempfile.TemporaryDirectory() as d:
-        meeting = os.path.join(d, "meet")
-        children = []
-        for rank in range(1, world):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    torch.set_num_threads(1)
-                    run(rank, world, command, kind, folder, meeting)
-                    code = 0
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
-            children.append(pid)
-        torch.set_num_threads(1)
-        run(0, world, command, kind, folder, meeting)
-        for pid in children:
-            _, status = os.waitpid(pid, 0)
-            assert status == 0, status
+    commands = [[]]
+    for arg in sys.argv[1:]:
+        if arg == "--":
+            commands.append([])
+        else:
+            commands[-1].append(arg)
+    for world, command, kind, folder in commands:
+        with tempfile.TemporaryDirectory() as d:
+            children = [fork(run, rank, int(world), command, kind, folder, os.path.join(d, "meet")) for rank in range(int(world))]
+            failed = [status for status in (os.waitpid(pid, 0)[1] for pid in children) if status]
+            assert not failed, failed
 
 
 main()
