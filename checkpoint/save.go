@@ -169,8 +169,11 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 	}
 	waiting := context.WithoutCancel(ctx)
 	reports, gathered := allGather(waiting, v.crew, report{textOf(err), own.isWorthAPart()})
-	if err == nil {
+	switch {
+	case err == nil:
 		err = gathered
+	case gathered != nil: // what was written may have failed because rank 0 has given up since
+		err = fmt.Errorf("%w (on this rank: %w)", gathered, err)
 	}
 	hasPart := make([]bool, v.size)
 	for r, other := range reports {
