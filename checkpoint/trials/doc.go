@@ -19,4 +19,6 @@
 //	draw_test.go       draws tensors, meshes, layouts and values
 //	roundtrip_test.go  saves on one mesh and loads on another
 //	named_test.go      faults that other libraries have had
+//	crash_test.go      disturbs saves: kills, power failures, full disks, two writers
+//	process_test.go    kills processes that save
 package trials
