@@ -64,6 +64,7 @@ var (
 // TestOddModelsComposed: adapters, gradients by rows, frozen stages, blocks that are recomputed,
 // and experts that are balanced in all ways train as on one rank.
 func TestOddModelsComposed(t *testing.T) {
+	t.Parallel()
 	const n = 2
 	for i, c := range []struct {
 		model    composedModel

@@ -248,6 +248,7 @@ func those(values, other map[string][]float32) map[string][]float32 {
 
 // TestAxesTogether: every pair of axes, two ranks each, and some threes, train as one rank does.
 func TestAxesTogether(t *testing.T) {
+	t.Parallel()
 	const n = 2
 	for i, c := range []struct {
 		model composedModel

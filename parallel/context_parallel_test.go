@@ -275,6 +275,7 @@ func (cc contextCase) compare(t *testing.T, got, want contextResult, bound float
 // TestContextEqualsOneRank: ranks that share sequences give the loss and the gradients, by name,
 // of one rank.
 func TestContextEqualsOneRank(t *testing.T) {
+	t.Parallel()
 	seed := int64(seeded.Of(t))
 	for _, cc := range contextCases() {
 		want := cc.onOneRank(t, seed)

@@ -73,6 +73,7 @@ func (cc contextCase) steps(ctx context.Context, s Strategy, numSteps, sampler, 
 // TestContextTrains: 30 steps over axis cp, alone and with other axes, have the losses of one
 // rank.
 func TestContextTrains(t *testing.T) {
+	t.Parallel()
 	numSteps := 30
 	if testing.Short() {
 		numSteps = 2

@@ -119,6 +119,7 @@ func meshRows() []meshRow {
 //
 //	go test ./parallel -run TestEquivalenceOfMeshes -equivalent 0 -v
 func TestEquivalenceOfMeshes(t *testing.T) {
+	t.Parallel()
 	rows := slices.DeleteFunc(meshRows(), func(r meshRow) bool { return !hasAxes(r.name, meshAxes) })
 	r := rand.New(rand.NewPCG(seeded.Of(t), 5))
 	if *numEquivalent > 0 {

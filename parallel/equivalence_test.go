@@ -116,6 +116,7 @@ func (d draw) rankLosses(t *testing.T, steps int, each func(rank int, tr *traine
 // other places if the batch is another one: there the bound is 1e-3, and 1e-2 where
 // FSDP reduces gradients in bfloat16 too.
 func TestEquivalence(t *testing.T) {
+	t.Parallel()
 	steps := 30
 	if testing.Short() {
 		steps = 2
@@ -193,6 +194,7 @@ func equivalence(t *testing.T, d draw, steps int) {
 // clipping, and with sums in the order of the ranks, FSDP computes the bits that
 // DDP does.
 func TestShardsHaveTheBitsOfReplicas(t *testing.T) {
+	t.Parallel()
 	steps := 10
 	if testing.Short() {
 		steps = 2

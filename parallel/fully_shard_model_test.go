@@ -184,6 +184,7 @@ func lossOf(c *nn.Ctx, m nn.Module, ids, targets *tensor.Tensor) (loss float64, 
 func closeTo(a, b, within float64) bool { return max(a-b, b-a) <= within*max(a, -a, b, -b) }
 
 func TestMazes(t *testing.T) {
+	t.Parallel()
 	for _, k := range mazeCases {
 		t.Run(k.name, func(t *testing.T) {
 			err := spawn(t, k.ranks, func(ctx context.Context, g *dist.Group) error { return k.compare(ctx, g) })

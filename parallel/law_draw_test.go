@@ -43,6 +43,8 @@ type draw struct {
 	Twice        bool   `json:",omitempty"` // calls the model for two batches in each pass
 	Stepped      bool   `json:",omitempty"` // runs the passes by Strategy.Step
 	File         bool   `json:",omitempty"` // reloads from a checkpoint on disk
+
+	rounded *int // counts draws that hold only by one rank's rounding; nil for no count
 }
 
 // drawSplit draws one way among those of the strategies.

@@ -41,6 +41,7 @@ type meshDraw struct {
 	File         bool `json:",omitempty"` // reloads from a checkpoint on disk
 	Reloaded     lawSizes
 
+	rounded *int // counts draws that hold only by one rank's rounding; nil for no count
 	disturb bool // ranks begin with values of their own
 }
 

@@ -24,6 +24,7 @@ import (
 //
 //	go test ./parallel -run TestLawOfMeshes -draws 1000 -axes fsdp,tp -v
 func TestLawOfMeshes(t *testing.T) {
+	t.Parallel()
 	if *oneDraw != "" {
 		var d meshDraw
 		if err := json.Unmarshal([]byte(*oneDraw), &d); err != nil {
@@ -42,9 +43,10 @@ func TestLawOfMeshes(t *testing.T) {
 	if testing.Short() {
 		n = min(n, 15)
 	}
-	count, before, ties, refused := make(map[string]int), numRounded, 0, 0
+	count, rounded, ties, refused := make(map[string]int), 0, 0, 0
 	for i := range n {
 		d := drawMesh(seed<<32+uint64(i), axes)
+		d.rounded = &rounded
 		err := d.check(t)
 		for k := uint64(1); errors.Is(err, errTie) || errors.Is(err, errRefused); k++ {
 			if errors.Is(err, errTie) {
@@ -53,9 +55,11 @@ func TestLawOfMeshes(t *testing.T) {
 				refused++
 			}
 			d = drawMesh(seed<<32+uint64(i)+k<<24, axes)
+			d.rounded = &rounded
 			err = d.check(t)
 		}
 		if err != nil {
+			d.rounded = nil
 			d, err = simplify(t, d, err)
 			t.Errorf("draw %d: %v\n\trepeat it by -run TestLawOfMeshes -draw '%v'", i, err, d)
 			if n <= 200 {
@@ -67,7 +71,6 @@ func TestLawOfMeshes(t *testing.T) {
 		}
 	}
 	t.Logf("%d draws had ties in routing, and %d were refused: they were drawn again", ties, refused)
-	rounded := numRounded - before
 	if t.Logf("%d of %d draws differ by more than the limit, but not by more than one rank's own rounding", rounded, n); n >= 100 && rounded*10 > n {
 		t.Errorf("these are too many for a test: make the models better conditioned")
 	}
@@ -90,7 +93,7 @@ func (d meshDraw) check(t *testing.T) error {
 	if err != nil {
 		return isRefused(err)
 	}
-	own := &ownRounding{measure: func() (rounding, error) { return d.rounding(t.Context(), want) }}
+	own := &ownRounding{measure: func() (rounding, error) { return d.rounding(t.Context(), want) }, count: d.rounded}
 	if err := own.judge(func(own rounding) error { return d.compare(got, want, own) }); err != nil {
 		return err
 	}

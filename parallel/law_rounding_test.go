@@ -15,6 +15,7 @@ import (
 // TestRanksRoundAsOne: computing in bfloat16, the ranks of a mesh are no further from float32 than
 // one rank is. That is what the law leaves to rounding.
 func TestRanksRoundAsOne(t *testing.T) {
+	t.Parallel()
 	seed, n, sum := seeded.Of(t), 0, 0.0
 	for i := 0; n < 10; i++ {
 		d := drawMesh(seed<<32+uint64(i), meshAxes)
@@ -93,13 +94,11 @@ func raise(most *[]float64, times float64, a, b []float64) {
 	}
 }
 
-// numRounded is how many draws needed more than the plain limits.
-var numRounded int
-
 // ownRounding is the rounding of one rank in a draw, which is measured when it is needed.
 type ownRounding struct {
 	measure  func() (rounding, error)
 	measured *rounding
+	count    *int // of the draws that needed it; nil for none
 }
 
 // judge compares by the plain limits, and where these are not kept by one rank's rounding.
@@ -113,7 +112,9 @@ func (o *ownRounding) judge(compare func(own rounding) error) error {
 			return fmt.Errorf("one rank: %w", err)
 		}
 		o.measured = &own
-		numRounded++
+		if o.count != nil {
+			*o.count++
+		}
 	}
 	return compare(*o.measured)
 }

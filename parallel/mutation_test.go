@@ -91,6 +91,7 @@ type mutant struct {
 //
 //	go test ./parallel -run TestMutations -mutants 0 -timeout 60m -v
 func TestMutations(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("MUTANT") != "" {
 		t.Skip("this is a mutant")
 	}

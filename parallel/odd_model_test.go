@@ -405,6 +405,7 @@ func compareWhole(ctx context.Context, f *FSDP, want map[string][]float32, withi
 }
 
 func TestOddModels(t *testing.T) {
+	t.Parallel()
 	for _, k := range oddCases {
 		t.Run(k.name, func(t *testing.T) {
 			m := k.model()

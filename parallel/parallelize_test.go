@@ -120,6 +120,7 @@ func wholeValues(ctx context.Context, p *Parallel, of func(q *nn.Parameter) *ten
 // TestComposedIsOneRank: with parameters cut in all ways by one axis, and then by fsdp, steps
 // have the losses, gradients, norms and weights of one rank.
 func TestComposedIsOneRank(t *testing.T) {
+	t.Parallel()
 	for _, sizes := range [][]mesh.Axis{
 		{{Name: "tp", Size: 2}},
 		{{Name: "tp", Size: 3}},

@@ -14,6 +14,7 @@ import (
 // TestPipelineWithOtherAxes: a pipeline whose stages are split over other axes trains as one rank
 // does.
 func TestPipelineWithOtherAxes(t *testing.T) {
+	t.Parallel()
 	const n = 2
 	for _, c := range []struct {
 		model    composedModel

@@ -243,6 +243,7 @@ func onPipeline(t *testing.T, k pipeTask, ranks int, config PipelineConfig, fn f
 // TestPipelineIsOneRank: a pipeline gives the bits of one rank where the order of the sums is that
 // of one rank: everywhere but in tied parameters.
 func TestPipelineIsOneRank(t *testing.T) {
+	t.Parallel()
 	var cases []pipeCase
 	for _, name := range schedule.Names() {
 		for _, ranks := range []int{2, 4} {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // rankRole makes a process of the test binary a rank that trains with the
@@ -32,6 +34,17 @@ func TestMain(m *testing.M) {
 	if envvar.Rank.IsSet() {
 		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
 		os.Exit(4)
+	}
+	// The ranks of a test are goroutines of one process, and share its cores: each has one thread.
+	// What they hold is small, and the most that a collection is for is new.
+	if !envvar.NumThreads.IsSet() {
+		if err := tensor.SetNumThreads(1); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
 	}
 	// The threads of the process stay.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))

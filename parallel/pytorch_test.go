@@ -598,6 +598,7 @@ func TestForgottenOption(t *testing.T) {
 // TestOtherOptions: where ranks' collectives differ, an error names what of their models and
 // options may.
 func TestOtherOptions(t *testing.T) {
+	t.Parallel()
 	unused := WithPyTorch(PyTorchOptions{FindUnused: true})
 	for name, c := range map[string]struct {
 		options [2]DDPOption // beside the defaults

@@ -31,6 +31,7 @@ var expertMeshes = []lawSizes{{EP: 2}, {EP: 4}, {EP: 2, FSDP: 2}, {EP: 2, Replic
 // TestExpertsScaledTwice: NVIDIA/Megatron-LM#7165, pytorch/pytorch#160285. Gradients of experts were divided
 // by the ranks of another axis, or were twice too large with two ranks of ep.
 func TestExpertsScaledTwice(t *testing.T) {
+	t.Parallel()
 	d := usualExperts()
 	d.MaxNorm, d.Microbatches = 0.1, 3
 	onMeshes(t, expertMeshes, d)
@@ -64,6 +65,7 @@ func TestGradientsBelowExperts(t *testing.T) {
 // TestRoutingBias: pytorch/torchtitan log #4154. The bias of the routing was moved by one rank's tokens, or
 // reached the weights.
 func TestRoutingBias(t *testing.T) {
+	t.Parallel()
 	d := usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Sigmoid: true, BiasStep: 0.05} })
 	d.Microbatches, d.File = 3, true
 	onMeshes(t, slices.Concat(expertMeshes, []lawSizes{{FSDP: 2}, {TP: 2}}), d)
@@ -72,6 +74,7 @@ func TestRoutingBias(t *testing.T) {
 // TestExpertsOnCutSequence: deepspeedai/DeepSpeed log #8195, pytorch/torchtitan log #3604. With a sequence
 // that tp cuts, experts got wrong tokens or gave their results to others.
 func TestExpertsOnCutSequence(t *testing.T) {
+	t.Parallel()
 	d := usualExperts().withExperts(func(b *netBlockDraw) { b.Shared, b.SharedGate = true, true })
 	d.Sequence = true
 	odd := d
@@ -82,6 +85,7 @@ func TestExpertsOnCutSequence(t *testing.T) {
 // TestAuxiliaryLossTimesRanks: NVIDIA/Megatron-LM log #5047. The losses that balance experts were scaled by
 // the ranks of tp.
 func TestAuxiliaryLossTimesRanks(t *testing.T) {
+	t.Parallel()
 	d := usualExperts().withExperts(func(b *netBlockDraw) { b.Options = nn.MoEOptions{Balance: 0.1, Z: 0.05} })
 	more := d
 	more.Microbatches, more.Sequence = 3, true

@@ -74,6 +74,7 @@ func TestBiasTimesTensorRanks(t *testing.T) {
 // parameter that two axes cut along the same dim, elements were lost where the sizes do not divide
 // it.
 func TestStridedShardsLoseElements(t *testing.T) {
+	t.Parallel()
 	d := usualNet()
 	d.Net.Vocabulary, d.Net.Width, d.Net.Positions = 1009, 5, "learned"
 	d.Net.Blocks[0].Packed, d.Net.Blocks[0].HeadDim, d.Net.Blocks[1].Hidden, d.File = true, 6, 12, true
@@ -96,6 +97,7 @@ func TestNormOfCutAndWholeParameters(t *testing.T) {
 // TestScaledByEachStage: deepspeedai/DeepSpeed log #8154. Each stage of a pipeline scaled the gradient
 // again.
 func TestScaledByEachStage(t *testing.T) {
+	t.Parallel()
 	d := usualNet()
 	d.Net.Blocks = slices.Concat(d.Net.Blocks, d.Net.Blocks)
 	three := d
@@ -106,6 +108,7 @@ func TestScaledByEachStage(t *testing.T) {
 // TestMeanOfMeansOfMicrobatches: the reports of TestMeanOfLocalMeans. The microbatches of a pipeline and the
 // parts of a sequence have unequal numbers of tokens, and some have none.
 func TestMeanOfMeansOfMicrobatches(t *testing.T) {
+	t.Parallel()
 	d := usualNet()
 	d.Microbatches, d.MaxNorm = 3, 0.1
 	mean := d
@@ -143,6 +146,7 @@ func TestSendsBlockStages(t *testing.T) {
 // TestTiedWeightAtBothEnds: the reports of TestTiedWeightGetsHalfItsGradient, with the table of the tokens on
 // the first stage and the head on the last one, and both cut.
 func TestTiedWeightAtBothEnds(t *testing.T) {
+	t.Parallel()
 	d := usualNet()
 	d.Net.Tied, d.MaxNorm, d.File = true, 0.1, true
 	onMeshes(t, []lawSizes{{PP: 2}, {TP: 2}, {PP: 2, TP: 2}, {PP: 2, FSDP: 2}, {PP: 2, Replicate: 2}, {PP: 2, FSDP: 2, TP: 2}}, d)
@@ -151,6 +155,7 @@ func TestTiedWeightAtBothEnds(t *testing.T) {
 // TestShortSequences: pytorch/pytorch#183968, jzhang38/EasyContext#47. Sequences of few tokens, and lengths
 // that are no multiple of twice the ranks, failed or were padded wrongly.
 func TestShortSequences(t *testing.T) {
+	t.Parallel()
 	for _, time := range []int{4, 8, 12} {
 		for _, method := range []string{"ring", "heads"} {
 			d := usualNet()
@@ -170,6 +175,7 @@ func TestShortSequences(t *testing.T) {
 // TestContextUnequal: pytorch/pytorch#152261, NVIDIA/Megatron-LM#1464. Outputs and gradients of context
 // parallelism were not those of one rank.
 func TestContextUnequal(t *testing.T) {
+	t.Parallel()
 	d := usualNet()
 	d.Evaluate, d.Net.Positions, d.Time = true, "learned", 24
 	again := d
@@ -183,6 +189,7 @@ func TestContextUnequal(t *testing.T) {
 // TestPackedDocumentsInContext: NVIDIA/TransformerEngine#1930, NVIDIA/Megatron-LM log #5243. Packed
 // documents could not be cut along the sequence, or their rotary positions were those of the row.
 func TestPackedDocumentsInContext(t *testing.T) {
+	t.Parallel()
 	for _, positions := range []string{"learned", "rotary"} {
 		d := usualNet()
 		d.Net.Documents, d.Net.Positions, d.Time = true, positions, 16

@@ -36,11 +36,18 @@ func usual() draw {
 	}
 }
 
-// everySplit checks draws on all splits of all strategies.
+// everySplit checks draws on all splits of all strategies; with -short on one of each.
 func everySplit(t *testing.T, draws ...draw) {
 	t.Helper()
 	for _, strategy := range lawStrategies {
-		for _, split := range splitsOf[strategy] {
+		splits := splitsOf[strategy]
+		if testing.Short() {
+			splits = [][2]int{{2, 2}}
+			if strategy == "ddp" {
+				splits = [][2]int{{3, 1}}
+			}
+		}
+		for _, split := range splits {
 			for _, d := range draws {
 				d.Strategy, d.Replicate, d.Shard = strategy, split[0], split[1]
 				if err := d.check(t); err != nil {
@@ -54,6 +61,7 @@ func everySplit(t *testing.T, draws ...draw) {
 // TestGroupOfOneRankDoublesGradients: NVIDIA/Megatron-LM#6660. Every microbatch
 // doubled the gradients if the group of a buffer had one rank.
 func TestGroupOfOneRankDoublesGradients(t *testing.T) {
+	t.Parallel()
 	last, every := usual(), usual()
 	last.Microbatches, every.Microbatches, every.EveryPass = 3, 3, true
 	everySplit(t, last, every)
@@ -63,6 +71,7 @@ func TestGroupOfOneRankDoublesGradients(t *testing.T) {
 // pytorch/pytorch#180346, #180501. Clipping refused gradients of which some are split
 // and some are whole. Here the sparse embedding is whole on every rank.
 func TestClipSplitAndWholeTogether(t *testing.T) {
+	t.Parallel()
 	d := usual()
 	d.Model.Sparse, d.MaxNorm = true, 0.1
 	everySplit(t, d)
@@ -71,6 +80,7 @@ func TestClipSplitAndWholeTogether(t *testing.T) {
 // TestNormSmallerByRootOfShards: radixark/miles_diffusion#35. The norm was too
 // small by the root of the number of shards.
 func TestNormSmallerByRootOfShards(t *testing.T) {
+	t.Parallel()
 	plain, clipped := usual(), usual()
 	clipped.MaxNorm = 0.1
 	everySplit(t, plain, clipped)
@@ -89,6 +99,7 @@ func TestEpsilonOnceARank(t *testing.T) {
 // huggingface/accelerate#3877. Gradients were those of the first microbatch, or
 // their norm was a third of what it had to be.
 func TestOnlyOneMicrobatchCounts(t *testing.T) {
+	t.Parallel()
 	last := usual()
 	last.Microbatches, last.MaxNorm = 3, 0.1
 	every := last
@@ -101,6 +112,7 @@ func TestOnlyOneMicrobatchCounts(t *testing.T) {
 // huggingface/transformers#37474. The loss was the mean of the means of ranks or
 // microbatches with unequal numbers of tokens.
 func TestMeanOfLocalMeans(t *testing.T) {
+	t.Parallel()
 	d := usual()
 	d.Microbatches = 3
 	batches := drawBatches(rand.New(rand.NewPCG(d.Seed, 18)), d.Model, d.Microbatches, 3)
@@ -120,6 +132,7 @@ func TestMeanOfLocalMeans(t *testing.T) {
 // microbatch after the first one used, or none, came into the reduction as
 // another dtype than the others. Whether the branch runs depends on the batch.
 func TestParameterFirstUsedLate(t *testing.T) {
+	t.Parallel()
 	var draws []draw
 	for seed := range uint64(6) {
 		d := usual()
@@ -175,6 +188,7 @@ func TestMasterWeightsLoseSmallSteps(t *testing.T) {
 // pytorch/torchtitan#1524. A weight that two modules share was no longer shared,
 // the first forward pass of the model failed, or such models were refused.
 func TestTiedWeightGetsHalfItsGradient(t *testing.T) {
+	t.Parallel()
 	d := usual()
 	d.Model.Tied = true
 	again := d
@@ -195,6 +209,7 @@ func TestOneElementGetsNoGradient(t *testing.T) {
 // parameters whose size the number of ranks does not divide, of tiny ones and of
 // ranks that hold nothing were wrong.
 func TestShardsOfUnequalSize(t *testing.T) {
+	t.Parallel()
 	d := usual()
 	d.Model = modelDraw{Vocabulary: 1009, Width: 5, Blocks: []blockDraw{{Hidden: 33, Norm: true, Attention: true}}, Order: []int{0}, Orphan: 1}
 	adam := d
@@ -205,6 +220,7 @@ func TestShardsOfUnequalSize(t *testing.T) {
 // TestFrozenPartsOfABlock: pytorch/torchtitan#3456. Blocks of which a part is
 // frozen lost gradients.
 func TestFrozenPartsOfABlock(t *testing.T) {
+	t.Parallel()
 	below, between, norms := usual(), usual(), usual()
 	below.Model.Frozen = []string{"tokens", "blocks.0.up.weight", "blocks.0.up.bias", "blocks.0.norm.weight", "blocks.0.norm.bias"}
 	between.Model.Frozen = []string{"blocks.1.up.weight", "blocks.1.up.bias", "blocks.1.down.weight", "blocks.1.down.bias", "blocks.1.gate"}

@@ -399,6 +399,7 @@ var sharedCases = []sharedCase{
 // TestSharedModels: ranks that share the modules of a model have the loss and the gradients of
 // one rank.
 func TestSharedModels(t *testing.T) {
+	t.Parallel()
 	for _, s := range sharedCases {
 		t.Run(s.name, func(t *testing.T) { s.test(t) })
 	}

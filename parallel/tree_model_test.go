@@ -169,6 +169,7 @@ func (k treeCase) train(ctx context.Context, rank, world int, s Strategy, model 
 // TestTrees: whatever the units are, and whatever is recomputed, sharded parameters are those
 // of one rank.
 func TestTrees(t *testing.T) {
+	t.Parallel()
 	for seed := *firstTree; seed < *firstTree+int64(*numTrees); seed++ {
 		k := drawTreeCase(seed)
 		one := k.model()
