@@ -27,25 +27,65 @@ func KeepLast(n int) Retention { return Retention{Last: n} }
 // prune removes checkpoints, once that of step is durable. Damaged ones do not count among
 // those that stay; they go when they are older than the oldest of Last.
 func (keep Retention) prune(ctx context.Context, from storage.Storage, step int) error {
-	if keep.Last <= 0 && !keep.Only {
-		return nil
-	}
-	steps, err := Steps(ctx, from)
+	remove, err := keep.leave(ctx, from, func(s int) bool { return s > step && !keep.Only }, step)
 	if err != nil {
 		return err
 	}
-	steps = slices.DeleteFunc(steps, func(s int) bool { return s > step && !keep.Only })
-	var stay map[int]bool
-	if keep.Only {
-		stay = map[int]bool{step: true}
-	} else if stay, err = keep.choose(ctx, from, steps); err != nil {
+	return removeSteps(ctx, from, remove)
+}
+
+// Plan returns the steps, newest first, that [Retention.Prune] would remove.
+func (keep Retention) Plan(ctx context.Context, from storage.Storage) ([]int, error) {
+	steps, err := Steps(ctx, from)
+	if err != nil || len(steps) == 0 {
+		return nil, err
+	}
+	return keep.leave(ctx, from, func(int) bool { return false }, steps[0])
+}
+
+// Prune removes checkpoints that nobody wants to stay, as a save of the newest one would.
+func (keep Retention) Prune(ctx context.Context, from storage.Storage) error {
+	release, _, err := from.Lock(ctx)
+	if err != nil {
 		return err
+	}
+	defer release()
+	remove, err := keep.Plan(ctx, from)
+	if err != nil {
+		return err
+	}
+	return removeSteps(ctx, from, remove)
+}
+
+// leave returns the steps that go, but for those that are spared. newest is the one that was
+// saved last.
+func (keep Retention) leave(ctx context.Context, from storage.Storage, spared func(step int) bool, newest int) (remove []int, err error) {
+	if keep.Last <= 0 && !keep.Only {
+		return nil, nil
+	}
+	steps, err := Steps(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	steps = slices.DeleteFunc(steps, spared)
+	stay := map[int]bool{newest: true}
+	if !keep.Only {
+		if stay, err = keep.choose(ctx, from, steps); err != nil {
+			return nil, err
+		}
 	}
 	for _, s := range steps {
 		if !stay[s] {
-			if err := from.Remove(ctx, StepName(s)); err != nil {
-				return fmt.Errorf("%s: %w", StepName(s), err)
-			}
+			remove = append(remove, s)
+		}
+	}
+	return remove, nil
+}
+
+func removeSteps(ctx context.Context, from storage.Storage, steps []int) error {
+	for _, s := range steps {
+		if err := from.Remove(ctx, StepName(s)); err != nil {
+			return fmt.Errorf("%s: %w", StepName(s), err)
 		}
 	}
 	return nil

@@ -127,23 +127,28 @@ func TestOpenWithoutPermission(t *testing.T) {
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"run/step-00000003/manifest.json":           `{"format": "cohort-checkpoint"`,
-		"run/step-00000003/model.safetensors":       encode(t, "old"),
-		"run/step-00000012/model.safetensors":       encode(t, "a", "b"),
-		"run/step-00000012/optimizer.safetensors":   encode(t, "exp_avg.a"),
-		"run/step-00000040.tmp-1/model.safetensors": encode(t, "unfinished"),
-		"hub/model.safetensors":                     encode(t, "a", "b"),
-		"parts/one.safetensors":                     encode(t, "a"),
-		"parts/two.safetensors":                     encode(t, "b"),
-		"adapter/adapter_model.safetensors":         encode(t, "a", "b"),
-		"file":                                      encode(t, "a", "b"),
+		"hub/model.safetensors":             encode(t, "a", "b"),
+		"parts/one.safetensors":             encode(t, "a"),
+		"parts/two.safetensors":             encode(t, "b"),
+		"adapter/adapter_model.safetensors": encode(t, "a", "b"),
+		"file":                              encode(t, "a", "b"),
 	} {
 		write(t, filepath.Join(dir, name), text)
 	}
-	for _, name := range []string{"run", "run/step-00000012", "hub", "parts", "adapter", "file"} {
-		if name == "run/step-00000012" {
-			write(t, filepath.Join(dir, name, "manifest.json"), `{"format": "cohort-checkpoint"`)
+	file, err := Open(context.Background(), at(filepath.Join(dir, "file")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	to := Location{Text: filepath.Join(dir, "run"), Inside: storage.Dir(filepath.Join(dir, "run"))}
+	for _, step := range []int{3, 12} {
+		if _, err := WriteCohort(context.Background(), to, file, file.Sections, CohortOptions{Step: step}, nil); err != nil {
+			t.Fatal(err)
 		}
+	}
+	write(t, filepath.Join(dir, "run/step-00000040.tmp-1/model.safetensors"), encode(t, "unfinished"))
+	write(t, filepath.Join(dir, "run/step-00000041/manifest.json"), "{")
+	for _, name := range []string{"run", "run/step-00000012", "hub", "parts", "adapter", "file"} {
 		in, err := Open(context.Background(), at(filepath.Join(dir, name)))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -160,7 +165,7 @@ func TestOpen(t *testing.T) {
 		if names != "ab" {
 			t.Errorf("%s has the tensors %s", name, names)
 		}
-		if name == "run" && (in.Step != 12 || !strings.HasSuffix(in.Where, "run/step-00000012")) {
+		if name == "run" && (in.Step != 12 || len(in.Notices) != 1 || !strings.HasSuffix(in.Where, "run/step-00000012")) {
 			t.Errorf("the newest checkpoint is %s, step %d", in.Where, in.Step)
 		}
 		if _, err := in.Section("x"); err == nil || !strings.Contains(err.Error(), `has no section "x"`) {

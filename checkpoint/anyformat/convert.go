@@ -6,16 +6,19 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/dcp"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -118,6 +121,88 @@ func WriteTorch(ctx context.Context, to Location, sections []Section, progress P
 	return f.Close()
 }
 
+// WriteDCP writes sections as a directory of PyTorch's distributed checkpoints, each under its
+// name: {"model": …}. The directory must not exist, or be empty.
+func WriteDCP(ctx context.Context, to Location, sections []Section, progress Progress) error {
+	var sources []checkpoint.Source
+	for _, s := range sections {
+		sources = append(sources, s.Source)
+	}
+	c := newCopier(ctx, progress, sources...)
+	var items []dcp.Item
+	for _, s := range sections {
+		for _, item := range dcp.Items(s.Source, func(name string) []any { return []any{s.Name, name} }) {
+			read := item.Read
+			item.Read = func(dst []byte, offset int64) error {
+				if err := context.Cause(ctx); err != nil {
+					return err
+				}
+				err := read(dst, offset)
+				c.advance(len(dst))
+				return err
+			}
+			items = append(items, item)
+		}
+	}
+	return inNewFolder(ctx, to, func(folder storage.Storage) error { return dcp.Write(ctx, folder, "", items) })
+}
+
+// CohortOptions say how a checkpoint of Cohort is written.
+type CohortOptions struct {
+	Step   int // -1 is that of the input, 0 if it has none
+	Layout checkpoint.Rewriting
+}
+
+// WriteCohort writes sections as a checkpoint of a step in the run at a location, with the
+// values and files of the input. Values of single ranks are kept if the number of ranks is.
+func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section, o CohortOptions, progress Progress) (step int, err error) {
+	if to.Inside == nil {
+		return 0, &AccessError{to.Text, "is a file, and the folder of a run is to be written: give another name", fs.ErrExist}
+	}
+	if step = o.Step; step < 0 {
+		step = max(in.Step, 0)
+	}
+	files, err := in.Companions(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s := checkpoint.State{Sources: map[string]checkpoint.Source{}, Values: map[string]any{}}
+	var sources []checkpoint.Source
+	for _, section := range sections {
+		s.Sources[section.Name] = section.Source
+		sources = append(sources, section.Source)
+	}
+	if c := in.Checkpoint; c != nil {
+		m := c.Manifest()
+		s.Metric = m.Metric
+		for name, text := range m.Values {
+			s.Values[name] = text
+		}
+		if name := "progress"; m.Version == 1 && c.HasValue(name) {
+			var text json.RawMessage
+			if err := c.Value(name, &text); err != nil {
+				return 0, err
+			}
+			s.Values[name] = text
+		}
+	}
+	s.Files = func(w *checkpoint.Writer) error {
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			if err := w.WriteFile(name, files[name]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	total := newCopier(ctx, nil, sources...).total
+	o.Layout.Progress = func(done int64) {
+		if progress != nil {
+			progress(min(done, total), total) // headers and files are written too
+		}
+	}
+	return step, checkpoint.Rewrite(ctx, to.Inside, step, s, o.Layout)
+}
+
 // checkNoFile reports a location that is taken.
 func checkNoFile(ctx context.Context, to Location) error {
 	o, err := to.Parent.Open(ctx, to.Name)
@@ -206,7 +291,7 @@ var companions = []string{".json", ".model", ".txt", ".jinja", ".md"}
 // configuration, its tokenizer. The files of a run that only Cohort knows do not.
 func isCompanion(name string) bool {
 	switch name {
-	case manifestFile, "progress.json":
+	case manifestFile, "progress.json": // the second one is of checkpoints of version 1
 		return false
 	}
 	return slices.ContainsFunc(companions, func(end string) bool { return strings.HasSuffix(name, end) }) &&
@@ -220,6 +305,19 @@ var usualCompanions = []string{configFile, "generation_config.json", "tokenizer.
 // Companions reads the files beside the weights that belong to the model.
 func (in *Input) Companions(ctx context.Context) (map[string][]byte, error) {
 	files := map[string][]byte{}
+	if c := in.Checkpoint; c != nil {
+		for _, f := range c.Files {
+			if !isCompanion(f.Name) || f.Bytes > maxCompanion {
+				continue
+			}
+			text, err := c.ReadFile(f.Name, maxCompanion)
+			if err != nil {
+				return nil, err
+			}
+			files[f.Name] = text
+		}
+		return files, nil
+	}
 	if in.beside == nil {
 		return files, nil
 	}

@@ -7,11 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/dcp"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -36,6 +35,12 @@ type Input struct {
 	Files    []File // that the tensors lie in
 	// Refused are the tensors that cannot be read, by name.
 	Refused map[string]error
+	// NumObjects is how many values that are no tensors lie beside them.
+	NumObjects int
+	// Checkpoint is the opened one of Cohort's kinds, else nil.
+	Checkpoint *checkpoint.Checkpoint
+	// Notices say what was passed over.
+	Notices []string
 	beside  storage.Storage // where the files of the model lie, nil where there are none
 	closers []io.Closer
 }
@@ -90,7 +95,9 @@ func Open(ctx context.Context, at Location) (_ *Input, err error) {
 	case Run:
 		return in, in.openRun(ctx, at)
 	case Checkpoint:
-		return in, in.openCheckpoint(ctx, at, "")
+		return in, in.openNamed(ctx, at)
+	case DCP:
+		return in, in.openDCP(ctx, at)
 	}
 	return nil, fmt.Errorf("%s is a %s, which this program cannot read", at.Text, kind)
 }
@@ -179,50 +186,83 @@ func firstKey(path []any) (string, bool) {
 	return key, ok
 }
 
-// openRun opens the newest checkpoint of a run.
+// openRun opens the newest checkpoint of a run. Newer ones that are damaged are told of.
 func (in *Input) openRun(ctx context.Context, at Location) error {
-	entries, err := at.Inside.List(ctx, "")
+	steps, err := checkpoint.Steps(ctx, at.Inside)
 	if err != nil {
 		return openError(at, err)
 	}
-	newest, name := -1, ""
-	for _, e := range entries {
-		digits, ok := strings.CutPrefix(e.Name, "step-")
-		if step, err := strconv.Atoi(digits); ok && err == nil && e.IsFolder && step > newest {
-			newest, name = step, e.Name
+	var first error
+	for _, step := range steps {
+		c, err := checkpoint.Open(ctx, at.Inside, checkpoint.StepName(step))
+		if err == nil {
+			return in.openCheckpoint(c)
 		}
+		var damaged *checkpoint.DamagedError
+		if !errors.As(err, &damaged) && !errors.Is(err, checkpoint.ErrNone) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
+		in.Notices = append(in.Notices, "passed over: "+err.Error())
 	}
-	if newest < 0 {
-		return &UnknownError{at.Text, "has no whole checkpoint, only what saves left that did not end"}
+	if first != nil {
+		return first
 	}
-	in.Where, in.Step = strings.TrimSuffix(at.Text, "/")+"/"+name, newest
-	return in.openCheckpoint(ctx, at, name)
+	return &UnknownError{at.Text, "has no whole checkpoint, only what saves left that did not end"}
 }
 
-// openCheckpoint opens the checkpoint in a folder of a location, or the location itself.
-func (in *Input) openCheckpoint(ctx context.Context, at Location, folder string) error {
-	entries, err := at.Inside.List(ctx, folder)
+// openNamed opens the checkpoint whose folder is the location.
+func (in *Input) openNamed(ctx context.Context, at Location) error {
+	c, err := checkpoint.Open(ctx, at.Inside, "")
 	if err != nil {
-		return openError(at, err)
+		return err
 	}
-	var names []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name, ".safetensors") {
-			names = append(names, e.Name)
+	return in.openCheckpoint(c)
+}
+
+func (in *Input) openCheckpoint(c *checkpoint.Checkpoint) error {
+	in.Checkpoint, in.Where, in.Step = c, c.Path, c.Step
+	m := c.Manifest()
+	for _, s := range m.Sections {
+		src, err := c.Source(s.Name)
+		if err != nil {
+			return err
 		}
+		in.closers = append(in.closers, src)
+		in.Sections = append(in.Sections, Section{s.Name, src})
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		path := name
-		if folder != "" {
-			path = folder + "/" + name
+	for _, f := range c.Files {
+		in.Files = append(in.Files, File{f.Name, f.Bytes})
+	}
+	return nil
+}
+
+// openDCP opens a directory of PyTorch's distributed checkpoints.
+func (in *Input) openDCP(ctx context.Context, at Location) error {
+	c, err := dcp.Open(ctx, at.Inside, "")
+	if err != nil {
+		return err
+	}
+	in.closers = append(in.closers, c)
+	for _, name := range c.Files() {
+		o, err := at.Inside.Open(ctx, name)
+		if err != nil {
+			return openError(Location{Text: at.Text + "/" + name}, err)
 		}
-		if err := in.openFile(ctx, at, path, strings.TrimSuffix(name, ".safetensors")); err != nil {
+		in.Files = append(in.Files, File{name, o.Size()})
+		if err := o.Close(); err != nil {
 			return err
 		}
 	}
-	if len(in.Sections) == 0 {
-		return &UnknownError{in.Where, "has no file of tensors"}
+	keys := map[string]string{}
+	for _, info := range c.Infos() {
+		if key, ok := firstKey(c.Path(info.Name)); ok {
+			keys[info.Name] = key
+		}
 	}
-	return nil
+	in.NumObjects = len(c.Objects())
+	in.Sections, err = split(c, keys)
+	return err
 }

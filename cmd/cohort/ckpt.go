@@ -3,20 +3,15 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/checkpoint/anyformat"
-	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 // exitDiffers is the exit code of a command that did its work, and whose answer is no:
@@ -35,7 +30,8 @@ func newCkptCommand() *cobra.Command {
 		Long: `Work on checkpoints without a job. CKPT is a run of Cohort or one of its checkpoints,
 a folder of Hugging Face, a safetensors file, a file of torch.save, or a directory of
 PyTorch's distributed checkpoints (DCP). The content says which of them it is, not
-the name. Of a run the commands take the newest checkpoint.
+the name. Of a run the commands take the newest checkpoint. Checkpoints lie in
+directories, in stores (s3://BUCKET/PREFIX) and on web servers (https://…, to read).
 
 Tensors are read piece by piece, so that memory does not depend on the size of a
 checkpoint. The exit code is 0, or 1 if the command failed, 2 if the command line makes
@@ -49,45 +45,26 @@ differ, or one is damaged.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCkptShowCommand(), newCkptDiffCommand(), newCkptConvertCommand(), newCkptProveCommand())
+	cmd.AddCommand(newCkptListCommand(), newCkptShowCommand(), newCkptVerifyCommand(), newCkptDiffCommand(), newCkptProveCommand(),
+		newCkptConvertCommand(), newCkptReshardCommand(), newCkptMergeCommand(), newCkptCopyCommand(), newCkptPruneCommand())
 	return cmd
 }
 
-// locate finds out whether an argument names a file or a folder, in which storage.
-func locate(arg string) (anyformat.Location, error) {
-	at := anyformat.Location{Text: arg}
-	if arg == "" {
-		return at, usageError{errors.New("a checkpoint has the empty name")}
-	}
-	st, err := os.Stat(arg)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return at, &anyformat.AccessError{Location: arg, Problem: "does not exist", Err: fs.ErrNotExist}
-	case errors.Is(err, fs.ErrPermission):
-		return at, &anyformat.AccessError{Location: arg, Problem: "may not be read by this user", Err: err}
-	case err != nil:
-		return at, err
-	case !st.IsDir() && !st.Mode().IsRegular():
-		return at, fmt.Errorf("%s is neither a file nor a folder (%s)", arg, st.Mode().Type())
-	}
-	path, err := filepath.Abs(arg)
-	if err != nil {
-		return at, err
-	}
-	at.Parent, at.Name = storage.Dir(filepath.Dir(path)), filepath.Base(path)
-	if st.IsDir() {
-		at.Inside = storage.Dir(path)
-	}
-	return at, nil
-}
-
-// openInput opens an argument of a command.
-func openInput(ctx context.Context, arg string) (*anyformat.Input, error) {
+// openInput opens an argument of a command. It tells of damaged checkpoints of a run that it
+// passes over.
+func openInput(cmd *cobra.Command, arg string) (*anyformat.Input, error) {
 	at, err := locate(arg)
 	if err != nil {
 		return nil, err
 	}
-	return anyformat.Open(ctx, at)
+	in, err := anyformat.Open(cmd.Context(), at)
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range in.Notices {
+		fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", visible.Text(text))
+	}
+	return in, nil
 }
 
 // numArgs wants a number of arguments, which what names.

@@ -4,12 +4,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -17,24 +13,40 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint/anyformat"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
-	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/internal/visible"
 )
+
+// conversion is what a converter is given.
+type conversion struct {
+	to       anyformat.Location
+	in       *anyformat.Input
+	sections []anyformat.Section
+	folder   huggingface.WriteOptions
+	cohort   anyformat.CohortOptions
+	progress anyformat.Progress
+}
 
 // converter writes an input in a format.
 type converter struct {
 	// sections are those that the format has a place for; nil is all.
 	sections []string
-	write    func(ctx context.Context, to anyformat.Location, in *anyformat.Input, sections []anyformat.Section, o huggingface.WriteOptions, progress anyformat.Progress) error
+	write    func(ctx context.Context, c conversion) error
 }
 
 // converters are the formats of --to.
 var converters = map[string]converter{
-	"huggingface": {[]string{anyformat.ModelSection}, func(ctx context.Context, to anyformat.Location, in *anyformat.Input, sections []anyformat.Section, o huggingface.WriteOptions, progress anyformat.Progress) error {
-		return anyformat.WriteHuggingFace(ctx, to, in, sections[0], o, progress)
+	"huggingface": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
+		return anyformat.WriteHuggingFace(ctx, c.to, c.in, c.sections[0], c.folder, c.progress)
 	}},
-	"torch": {[]string{anyformat.ModelSection}, func(ctx context.Context, to anyformat.Location, _ *anyformat.Input, sections []anyformat.Section, _ huggingface.WriteOptions, progress anyformat.Progress) error {
-		return anyformat.WriteTorch(ctx, to, sections, progress)
+	"torch": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
+		return anyformat.WriteTorch(ctx, c.to, c.sections, c.progress)
+	}},
+	"dcp": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
+		return anyformat.WriteDCP(ctx, c.to, c.sections, c.progress)
+	}},
+	"cohort": {nil, func(ctx context.Context, c conversion) error {
+		_, err := anyformat.WriteCohort(ctx, c.to, c.in, c.sections, c.cohort, c.progress)
+		return err
 	}},
 }
 
@@ -65,7 +77,7 @@ func newCkptConvertCommand() *cobra.Command {
 	var shards sizes
 	var shardBytes []int
 	shards.values = &shardBytes
-	var numFiles int
+	var numFiles, step int
 	cmd := &cobra.Command{
 		Use:   "convert IN OUT --to FORMAT",
 		Short: "Write a checkpoint in the format of another tool",
@@ -76,6 +88,9 @@ be an empty folder where a folder is written; it appears whole or not at all. Th
                shards with their index, its configuration and its tokenizer
   torch        a file with the state dict of the model, which torch.load opens
                with weights_only=True
+  dcp          a directory of torch.distributed.checkpoint, with the model under
+               the key model, in the boxes that it lies in
+  cohort       a checkpoint in the run OUT, with all that IN has
 
 Memory does not depend on the size: tensors are copied piece by piece.`,
 		Example: `  cohort ckpt convert out/lm hub --to huggingface
@@ -86,11 +101,7 @@ Memory does not depend on the size: tensors are copied piece by piece.`,
 			if !known {
 				return usageError{fmt.Errorf("ckpt convert: --to %q: want one of %s", format, strings.Join(slices.Sorted(maps.Keys(converters)), ", "))}
 			}
-			o := huggingface.WriteOptions{NumShards: numFiles}
-			if len(shardBytes) > 0 {
-				o.MaxShardBytes = int64(shardBytes[0])
-			}
-			in, err := openInput(cmd.Context(), args[0])
+			in, err := openInput(cmd, args[0])
 			if err != nil {
 				return err
 			}
@@ -99,55 +110,47 @@ Memory does not depend on the size: tensors are copied piece by piece.`,
 			if err != nil {
 				return err
 			}
-			sections, left, err := c.take(in)
-			if err != nil {
-				return err
+			o := conversion{to: to, in: in, folder: huggingface.WriteOptions{NumShards: numFiles}, cohort: anyformat.CohortOptions{Step: step}}
+			o.cohort.Layout.Ranks = numFiles
+			if len(shardBytes) > 0 {
+				o.folder.MaxShardBytes = int64(shardBytes[0])
 			}
-			bar := newProgressBar(cmd.ErrOrStderr())
-			defer bar.end()
-			if err := c.write(cmd.Context(), to, in, sections, o, bar.show); err != nil {
-				return err
-			}
-			bar.end()
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), map[string]any{"in": in.Where, "out": args[1], "format": format, "left_out": left})
-			}
-			numTensors := 0
-			for _, s := range sections {
-				numTensors += len(s.Source.Infos())
-			}
-			text := fmt.Sprintf("%s: %s", args[1], plural(numTensors, "tensor"))
-			if len(left) > 0 {
-				text += "; the format has no place for: " + strings.Join(left, ", ")
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), visible.Text(text))
-			return err
+			return convert(cmd, c, o, format, asJSON)
 		},
 	}
 	cmd.Flags().StringVar(&format, "to", "", "format to write")
 	cmd.Flags().IntVar(&numFiles, "files", 0, "number of files of weights (default: as many as --max-shard asks for)")
 	cmd.Flags().Var(&shards, "max-shard", "most bytes of a file of weights (default: 5 GB)")
+	cmd.Flags().IntVar(&step, "step", -1, "step of a Cohort checkpoint (default: that of IN, or else 0)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	oneOf(cmd.Flags(), "to", "FORMAT")
 	return cmd
 }
 
-// locateOutput returns the location of something that is to be written.
-func locateOutput(arg string) (anyformat.Location, error) {
-	at := anyformat.Location{Text: arg}
-	if arg == "" {
-		return at, usageError{errors.New("the output has the empty name")}
-	}
-	path, err := filepath.Abs(arg)
+// convert runs a converter and says what it has written.
+func convert(cmd *cobra.Command, c converter, o conversion, format string, asJSON bool) error {
+	sections, left, err := c.take(o.in)
 	if err != nil {
-		return at, err
+		return err
 	}
-	at.Parent, at.Name = storage.Dir(filepath.Dir(path)), filepath.Base(path)
-	if st, err := os.Stat(path); err == nil && !st.IsDir() {
-		return at, nil
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return at, err
+	bar := newProgressBar(cmd.ErrOrStderr())
+	defer bar.end()
+	o.sections, o.progress = sections, bar.show
+	if err := c.write(cmd.Context(), o); err != nil {
+		return err
 	}
-	at.Inside = storage.Dir(path)
-	return at, nil
+	bar.end()
+	numTensors := 0
+	for _, s := range sections {
+		numTensors += len(s.Source.Infos())
+	}
+	if asJSON {
+		return printJSON(cmd.OutOrStdout(), map[string]any{"in": o.in.Where, "out": o.to.Text, "format": format, "tensors": numTensors, "left_out": left})
+	}
+	text := fmt.Sprintf("%s: %s", o.to.Text, plural(numTensors, "tensor"))
+	if len(left) > 0 {
+		text += "; the format has no place for: " + strings.Join(left, ", ")
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), visible.Text(text))
+	return err
 }

@@ -47,7 +47,7 @@ another dtype.`,
 			var in [2]*anyformat.Input
 			for i, arg := range args {
 				var err error
-				if in[i], err = openInput(cmd.Context(), arg); err != nil {
+				if in[i], err = openInput(cmd, arg); err != nil {
 					return err
 				}
 				defer in[i].Close()
