@@ -93,9 +93,10 @@ func (l *load) fail(err error) error {
 // next opens, on all ranks, the newest checkpoint that rank 0 finds. It is nil if there is none.
 func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 	type found struct {
-		Name string
-		None bool
-		Err  string
+		Name    string
+		None    bool
+		Err     string
+		Damaged []*DamagedError // all that there are
 	}
 	var out found
 	var ck *Checkpoint
@@ -109,6 +110,9 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 			}
 			if err != nil {
 				err = noneGood(l.from, l.passed)
+				for _, d := range l.passed {
+					out.Damaged = append(out.Damaged, d.plain())
+				}
 			}
 		}
 		if errors.Is(err, ErrNone) {
@@ -124,6 +128,8 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 		return nil, err
 	case told != nil:
 		return nil, told
+	case len(out.Damaged) > 0:
+		return nil, noneGood(l.from, out.Damaged)
 	case out.Err != "":
 		return nil, &RankError{Rank: 0, Text: out.Err}
 	case out.None:
@@ -133,6 +139,15 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 		ck, err = open(ctx, l.from, out.Name)
 	}
 	return ck, l.together(ctx, err, nil)
+}
+
+// plain returns a copy that can be sent to other ranks: an error has no JSON.
+func (e *DamagedError) plain() *DamagedError {
+	d := *e
+	if d.Err != nil {
+		d.Problem, d.Err = d.Problem+": "+d.Err.Error(), nil
+	}
+	return &d
 }
 
 // pass notes that a checkpoint is damaged.
@@ -152,11 +167,7 @@ func (l *load) together(ctx context.Context, err error, damaged func(d *DamagedE
 	}
 	mine := report{Err: textOf(err)}
 	if errors.As(err, &mine.Damaged) {
-		d := *mine.Damaged
-		if d.Err != nil { // which has no JSON
-			d.Problem, d.Err = d.Problem+": "+d.Err.Error(), nil
-		}
-		mine.Damaged = &d
+		mine.Damaged = mine.Damaged.plain()
 	}
 	reports, gathered := allGather(context.WithoutCancel(ctx), l.crew, mine)
 	if gathered != nil {

@@ -39,7 +39,8 @@ type Checkpoint struct {
 //
 // What differs from what a save makes is a [DamagedError]. With the name "" damaged ones are
 // passed over; if all are damaged the error is a DamagedError, and if there are none it is
-// [ErrNone]. What may not be read (permissions) is an error, not damage.
+// [ErrNone]. Of a checkpoint of version 1, whose parts have no checksums, every byte is compared
+// then. What may not be read (permissions) is an error, not damage.
 func Open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
 	if name == "" {
 		c, _, err := newest(ctx, from, false, nil)
@@ -58,7 +59,7 @@ func Latest(ctx context.Context, from storage.Storage) (latest *Checkpoint, dama
 // newest finds the newest good checkpoint that is not of one of the steps to skip.
 func newest(ctx context.Context, from storage.Storage, verify bool, skip map[int]bool) (*Checkpoint, []*DamagedError, error) {
 	if c, err := open(ctx, from, ""); err == nil || !errors.Is(err, ErrNone) {
-		if err == nil && verify {
+		if err == nil && (verify || c.manifest.Version == 1) {
 			err = c.Verify(ctx, nil)
 		}
 		if err != nil {
@@ -86,7 +87,7 @@ func findNewest(ctx context.Context, from storage.Storage, verify bool, skip map
 			continue
 		}
 		c, err := open(ctx, from, StepName(step))
-		if err == nil && verify {
+		if err == nil && (verify || c.manifest.Version == 1) {
 			err = c.Verify(ctx, nil)
 		}
 		var d *DamagedError
@@ -214,6 +215,8 @@ func (c *Checkpoint) isThere() bool {
 	return err == nil
 }
 
+const linkProblem = "is a symbolic link, which no save makes: put the file in its place"
+
 // compareSizes reports files that are not there with their sizes.
 func (c *Checkpoint) compareSizes(report report) error {
 	entries, err := c.from.List(c.ctx, join(c.Name, c.manifest.Folder))
@@ -227,6 +230,9 @@ func (c *Checkpoint) compareSizes(report report) error {
 	for _, e := range entries {
 		found[e.Name] = e
 	}
+	if found[ManifestName].IsLink {
+		return &DamagedError{Path: c.Path, File: ManifestName, Problem: linkProblem}
+	}
 	for _, f := range c.Files {
 		e, ok := found[f.Name]
 		problem := ""
@@ -236,7 +242,7 @@ func (c *Checkpoint) compareSizes(report report) error {
 		case e.IsFolder:
 			problem = "is not a regular file"
 		case e.IsLink:
-			problem = "is a symbolic link, which no save makes: put the file in its place"
+			problem = linkProblem
 		case e.Size != f.Bytes:
 			problem = fmt.Sprintf("has %d bytes, its manifest says %d", e.Size, f.Bytes)
 		default:
