@@ -19,6 +19,8 @@
 //	draw_test.go       draws tensors, meshes, layouts and values
 //	roundtrip_test.go  saves on one mesh and loads on another
 //	named_test.go      faults that other libraries have had
+//	bad_test.go        damages checkpoints, and makes up hostile ones
+//	version1_test.go   loads a checkpoint of version 1
 //	crash_test.go      disturbs saves: kills, power failures, full disks, two writers
 //	process_test.go    kills processes that save
 package trials

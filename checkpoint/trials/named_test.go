@@ -279,6 +279,13 @@ func TestMomentsAreNotDropped(t *testing.T) {
 				if !errors.As(err, &differ) || !strings.Contains(err.Error(), gone) {
 					return fmt.Errorf("rank %d: %w, want an error that names %s", rank, err, gone)
 				}
+				for _, p := range h.parts {
+					for _, b := range p.Local.Contiguous().Buffer().Data {
+						if b != 1 {
+							return fmt.Errorf("rank %d: %s has changed", rank, p.Name)
+						}
+					}
+				}
 				return nil
 			})
 			if err != nil {
