@@ -27,6 +27,8 @@ type pipeTask struct {
 	opts  []nn.CtxOption
 	// around steps in on the passes; nil for nothing.
 	around nn.Interceptor
+	// loss of the outputs; nil for the cross-entropy of the targets.
+	loss func(y *tensor.Tensor) *tensor.Tensor
 }
 
 func gptTask(layers int, untied bool) pipeTask {
@@ -65,6 +67,9 @@ func (k pipeTask) microbatches(s Strategy, step, n int) []Microbatch {
 					logits = s.Forward(c, in[0])
 				} else {
 					logits = s.ForwardN(c, in...)[0]
+				}
+				if k.loss != nil {
+					return k.loss(logits)
 				}
 				return tensor.CrossEntropy(logits.Reshape(-1, logits.Dim(-1)), targets).MulScalar(1 / float64(n))
 			},
