@@ -276,7 +276,8 @@ func (c *Checkpoint) load(crew crew, s State, opts []LoadOption) (Loaded, error)
 			return loaded, err
 		}
 	}
-	if len(s.RankValues) > 0 && c.manifest.Ranks == crew.size && crew.rank < len(c.manifest.RankValues) {
+	if of := c.manifest.RankValues; len(s.RankValues) > 0 && c.manifest.Ranks == crew.size && len(of) == crew.size &&
+		!slices.ContainsFunc(of, func(v map[string]rawJSON) bool { return len(v) == 0 }) {
 		missing, err := decodeValues(c.manifest.RankValues[crew.rank], s.RankValues)
 		if err != nil {
 			return loaded, fmt.Errorf("checkpoint: %s: %w", c.Path, err)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -220,8 +221,8 @@ const linkProblem = "is a symbolic link, which no save makes: put the file in it
 // compareSizes reports files that are not there with their sizes.
 func (c *Checkpoint) compareSizes(report report) error {
 	entries, err := c.from.List(c.ctx, join(c.Name, c.manifest.Folder))
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil // a server that lists nothing: what is missing shows when it is read
+	if errors.Is(err, errors.ErrUnsupported) { // by a server that lists nothing
+		entries, err = c.openEach()
 	}
 	if err != nil {
 		return c.damage("", "cannot be listed", err)
@@ -255,11 +256,36 @@ func (c *Checkpoint) compareSizes(report report) error {
 	return nil
 }
 
-// damage makes a DamagedError of an error of the storage, unless its cause
-// lies outside the checkpoint and can be mended.
+// openEach lists the files of the checkpoint by opening them.
+func (c *Checkpoint) openEach() ([]storage.Entry, error) {
+	entries := make([]storage.Entry, len(c.Files))
+	work := newWorkers(c.ctx, numReaders)
+	for i, f := range c.Files {
+		work.Go(func() error {
+			o, err := c.from.Open(work.ctx, join(join(c.Name, c.manifest.Folder), f.Name))
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			entries[i] = storage.Entry{Name: f.Name, Size: o.Size()}
+			return o.Close()
+		})
+	}
+	return entries, work.Wait()
+}
+
+// damage makes a DamagedError of an error of the storage: where a file is not there or not
+// whole, or the disk cannot read it. Every other error, as of a server that does not answer, has
+// its cause outside the checkpoint.
 func (c *Checkpoint) damage(file, problem string, err error) error {
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || c.ctx.Err() != nil {
-		return fmt.Errorf("checkpoint: %w", err)
+	isDamage := err == nil
+	for _, e := range []error{fs.ErrNotExist, fs.ErrInvalid, io.EOF, io.ErrUnexpectedEOF, syscall.EIO, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP} {
+		isDamage = isDamage || errors.Is(err, e)
+	}
+	if !isDamage || c.ctx.Err() != nil {
+		return fmt.Errorf("checkpoint: %s: %s %s: %w", c.Path, file, problem, err)
 	}
 	return &DamagedError{Path: c.Path, File: file, Problem: problem, Err: err}
 }

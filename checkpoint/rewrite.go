@@ -55,7 +55,7 @@ func Rewrite(ctx context.Context, to storage.Storage, step int, s State, r Rewri
 	defer release()
 	defer func() {
 		if err != nil && !v.committed {
-			v.giveUp(ctx)
+			v.giveUp(ctx, err)
 		}
 	}()
 	own, err := v.write(ctx, files)

@@ -182,7 +182,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		}
 	}
 	if err != nil {
-		v.giveUp(ctx)
+		v.giveUp(ctx, nil)
 		return v.fail("write", err)
 	}
 	type outcome struct {
@@ -193,7 +193,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 	if v.rank == 0 {
 		err = v.commit(ctx, own, hasPart)
 		if !v.committed {
-			v.giveUp(ctx)
+			v.giveUp(ctx, err)
 		}
 		out = outcome{textOf(err), v.committed}
 	}
@@ -322,10 +322,12 @@ func (v *save) isDamaged(ctx context.Context) (bool, error) {
 	return false, err
 }
 
-// giveUp removes, on rank 0, what was written. A failure to clean up is not worth more than the
-// failure that led here; the next save tries again.
-func (v *save) giveUp(ctx context.Context) {
-	if v.rank == 0 && v.stage != "" {
+// giveUp removes, on rank 0, what was written, unless err says that it may still become a
+// checkpoint. A failure to clean up is not worth more than the failure that led here; the next
+// save tries again.
+func (v *save) giveUp(ctx context.Context, err error) {
+	var doubt *storage.DoubtError
+	if v.rank == 0 && v.stage != "" && !errors.As(err, &doubt) {
 		v.to.Remove(context.WithoutCancel(ctx), v.stage)
 	}
 }

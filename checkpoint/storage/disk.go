@@ -4,6 +4,7 @@ package storage
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -182,7 +183,7 @@ func (d *disk) open(path string) (f *os.File, err error) {
 			return err
 		}
 		if !st.Mode().IsRegular() {
-			return &fs.PathError{Op: OpOpen, Path: path, Err: errors.New("it is not a regular file")}
+			return &fs.PathError{Op: OpOpen, Path: path, Err: fmt.Errorf("it is not a regular file: %w", fs.ErrInvalid)}
 		}
 		f, err = os.Open(path)
 		return err

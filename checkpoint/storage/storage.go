@@ -152,7 +152,7 @@ func ReadFile(ctx context.Context, s Storage, name string, limit int64) ([]byte,
 	}
 	defer o.Close()
 	if o.Size() > limit {
-		return nil, fmt.Errorf("storage: %s has %d bytes, more than the %d allowed", At(s, name), o.Size(), limit)
+		return nil, fmt.Errorf("storage: %s has %d bytes, more than the %d allowed: %w", At(s, name), o.Size(), limit, fs.ErrInvalid)
 	}
 	b := make([]byte, o.Size())
 	if n, err := o.ReadAt(b, 0); n < len(b) {
