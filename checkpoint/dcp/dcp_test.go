@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint/internal/boxes"
+	"github.com/cohort-ml/cohort/checkpoint/internal/torchtest"
 	"github.com/cohort-ml/cohort/checkpoint/pickle"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -180,6 +181,22 @@ func rewrite(t *testing.T, c *Checkpoint, dir string) {
 	}
 	if err := Commit(t.Context(), to, "", ranks); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// PyTorch loads what this package has written, to the bit, into plain targets and into targets
+// that are sharded in each way, on 1, 2 and 4 ranks.
+func TestPyTorchLoads(t *testing.T) {
+	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), "import torch.distributed.checkpoint.state_dict; from torch.distributed.fsdp import fully_shard")
+	dir := unpack(t)
+	again := filepath.Join(dir, "again")
+	rewrite(t, open(t, dir, "mlp"), again)
+	if err := os.Rename(filepath.Join(dir, "mlp.pt"), again+".pt"); err != nil {
+		t.Fatal(err)
+	}
+	out := torchtest.Run(t, python, "mlp.py", "1", "compare", "plain", again, "--", "2", "compare", "fsdp", again, "--", "2", "compare", "tp", again, "--", "4", "compare", "fsdp+tp", again)
+	if got, want := strings.Fields(out), []string{"52", "52", "52", "52"}; !slices.Equal(got, want) {
+		t.Errorf("PyTorch has compared %v values, want %v", got, want)
 	}
 }
 

@@ -146,7 +146,7 @@ func (p *parser) metadata(v any) (*metadata, error) {
 					s.problem = fmt.Sprintf("has the box %v, and %s does not say where it lies", c.Box, metadataName)
 				}
 			}
-			if why := boxes.Cover(s.Shape, list); why != "" && s.problem == "" {
+			if why := boxes.Cover(s.Shape, list); why != "" {
 				s.problem = "of the shape " + fmt.Sprint(s.Shape) + " is not whole: " + why
 			}
 		case !s.isTensor && s.at.file == "":

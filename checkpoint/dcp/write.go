@@ -48,14 +48,17 @@ func flat(keys []any) string {
 	return strings.Join(parts, ".")
 }
 
-// Source is a checkpoint.Source that stores boxes.
+// Source is a source that stores boxes: [Checkpoint], or a section of a checkpoint of Cohort.
 type Source interface {
-	checkpoint.Source
-	ReadBox(name string, start, shape []int, dst []byte) error
+	checkpoint.BoxSource
+	// Boxes returns the boxes in which a tensor lies, nil for an unknown tensor.
 	Boxes(name string) []mesh.Box
 }
 
-var _ Source = (*Checkpoint)(nil)
+var (
+	_ Source = (*Checkpoint)(nil)
+	_ Source = (*checkpoint.SectionSource)(nil)
+)
 
 // Items returns the items of a source's tensors: one for each of its boxes if it stores boxes
 // (see [Source]), else one for each tensor. keys returns the path of a tensor's name; a tensor

@@ -28,6 +28,9 @@ type State struct {
 	// step, a schedule, a loader's state. Others has what torchsave.File.Value returns.
 	OtherTensors []string
 	Others       map[string]any
+	// Refused are the objects that cannot be read, as a loader's state with classes of its own,
+	// with their errors. One that the optimizer needs is an error of its own.
+	Refused map[string]error
 }
 
 // FormError says that a checkpoint has not the form that this package knows.
@@ -44,6 +47,7 @@ type input struct {
 	infos   []safetensors.Info
 	path    func(name string) []any
 	objects map[string]any
+	refused map[string]error
 	tied    map[string]bool // names of tensors that share their elements with an earlier one
 }
 
@@ -53,11 +57,12 @@ func (in *input) errorf(format string, args ...any) error {
 
 // FromDCP returns what a checkpoint of torch.distributed.checkpoint has. It reads all objects.
 func FromDCP(c *dcp.Checkpoint) (*State, error) {
-	in := &input{src: c, infos: c.Infos(), path: c.Path, objects: map[string]any{}}
+	in := &input{src: c, infos: c.Infos(), path: c.Path, objects: map[string]any{}, refused: map[string]error{}}
 	for _, name := range c.Objects() {
 		v, err := c.Object(name)
 		if err != nil {
-			return nil, err
+			in.refused[name] = err
+			continue
 		}
 		in.objects[name] = v
 	}
@@ -162,7 +167,7 @@ func (in *input) split() (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Others: map[string]any{}}
+	s := &State{Others: map[string]any{}, Refused: in.refused}
 	model := newView(in.src)
 	for _, info := range in.infos {
 		name := info.Name
@@ -180,8 +185,13 @@ func (in *input) split() (*State, error) {
 		return s, nil
 	}
 	for name, v := range in.objects {
-		if !opt.hasObject(name) {
+		if !opt.has(name) {
 			s.Others[name] = v
+		}
+	}
+	for name, err := range in.refused {
+		if opt.has(name) {
+			return nil, err
 		}
 	}
 	rename, err := in.numbered(opt, model)
@@ -195,13 +205,11 @@ func (in *input) split() (*State, error) {
 	return s, err
 }
 
-// has reports whether a tensor is of the optimizer's state, or of its groups.
+// has reports whether a tensor or an object is of the optimizer's state, or of its groups.
 func (n *names) has(name string) bool {
 	rest, ok := strings.CutPrefix(name, n.prefix)
 	return ok && (strings.HasPrefix(rest, stateInfix) || strings.HasPrefix(rest, groupsInfix))
 }
-
-func (n *names) hasObject(name string) bool { return n.has(name) }
 
 // findOptimizer returns the optimizer's names; nil if there is no optimizer.
 func (in *input) findOptimizer() (*names, error) {

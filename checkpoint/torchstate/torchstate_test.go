@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/dcp"
+	"github.com/cohort-ml/cohort/checkpoint/internal/boxes"
 	"github.com/cohort-ml/cohort/checkpoint/internal/torchtest"
 	"github.com/cohort-ml/cohort/checkpoint/pickle"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -146,22 +147,10 @@ func (h *halves) Boxes(name string) []mesh.Box {
 	return list
 }
 
-// ReadBox reads boxes of whole rows, which are all that Boxes has.
 func (h *halves) ReadBox(name string, start, shape []int, dst []byte) error {
-	row := 4
-	for _, n := range h.info(name).Shape[1:] {
-		row *= n
-	}
-	at := start[0] * row
-	for d := 1; d < len(start); d++ {
-		inner := 4
-		for _, n := range h.info(name).Shape[d+1:] {
-			inner *= n
-		}
-		at += start[d] * inner
-	}
-	copy(dst, h.data[name][at:])
-	return nil
+	from := boxes.Strides(h.info(name).Shape, 4)
+	c := boxes.Copy{Shape: shape, Size: 4, From: boxes.Offset(start, from), FromStrides: from, ToStrides: boxes.Strides(shape, 4)}
+	return c.Read(bytes.NewReader(h.data[name]), dst)
 }
 
 // near compares losses.
