@@ -35,6 +35,11 @@ type Options struct {
 	SaveEvery int     // steps between checkpoints; 0: at the end, or when the run is stopped, only
 	Keep      int     // number of checkpoints to keep; 0: 2
 
+	// Prove, if it is not nil, proves each checkpoint beside training once the step after it is
+	// done. Rank 0 calls it in a goroutine of its own, one at a time.
+	Prove    Prover
+	Unproved string // what to do when a proof finds a difference: "warn", the default, or "stop"
+
 	Recipe json.RawMessage // settings, saved with every checkpoint; the same on all ranks
 	Config []byte          // config.toml of the run's directory; nil: none
 
@@ -71,6 +76,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	if o.NaN == "" {
 		o.NaN = nanStop
 	}
+	if o.Unproved == "" {
+		o.Unproved = unprovedWarn
+	}
 	if o.Keep == 0 {
 		o.Keep = 2
 	}
@@ -98,6 +106,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	}
 	if !isNaNPolicy(o.NaN) {
 		return fail("NaN is %q, want %s", o.NaN, strings.Join(nanPolicies, " or "))
+	}
+	if o.Unproved != unprovedWarn && o.Unproved != unprovedStop {
+		return fail("Unproved is %q, want %s or %s", o.Unproved, unprovedWarn, unprovedStop)
 	}
 	o.length = "Steps"
 	switch {

@@ -146,20 +146,27 @@ func (r *trainer[B]) endProof(ctx context.Context, all share) (*proof.Proof, err
 	return p, nil
 }
 
-// keepProof writes the proof that is due beside its checkpoint, once the step after it is done.
+// keepProof writes the proof that is due beside its checkpoint, once the step after it is done,
+// and tells of proofs that have ended.
 func (r *trainer[B]) keepProof(ctx context.Context, all share) error {
+	if err := r.provers.poll(ctx); err != nil {
+		return r.errorf("%w", err)
+	}
 	p, err := r.endProof(ctx, all)
 	if p == nil || err != nil || r.axes.World.Rank() != 0 {
 		return err
 	}
+	path := checkpoint.Path(r.o.Out, p.Step)
 	text, err := p.Encode()
 	if err == nil {
-		err = storage.WriteFile(ctx, storage.Dir(r.o.Out), filepath.Base(checkpoint.Path(r.o.Out, p.Step))+"/"+proof.FileName, text)
+		err = storage.WriteFile(ctx, storage.Dir(r.o.Out), filepath.Base(path)+"/"+proof.FileName, text)
 	}
 	if err != nil {
 		// The run itself is well.
 		r.report.Notice(fmt.Sprintf("the checkpoint of step %d has no proof: %v", p.Step, err))
+		return nil
 	}
+	r.provers.begin(ctx, path, p.Step)
 	return nil
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-ml/cohort/train/proof"
 )
 
-// proved trains a tiny language model on a mesh, with a checkpoint in the middle.
-func proved(t *testing.T, text string, mesh MeshConfig, change func(*LMConfig)) LMConfig {
+// halfway trains a tiny language model on a mesh, with a checkpoint in the middle.
+func halfway(t *testing.T, text string, mesh MeshConfig, change func(*LMConfig)) LMConfig {
 	t.Helper()
 	c := tiny(t, text)
 	c.MeshConfig, c.Ranks = mesh, 1
@@ -39,7 +39,7 @@ func TestProve(t *testing.T) {
 	}
 	for name, mesh := range meshes {
 		t.Run(name, func(t *testing.T) {
-			c := proved(t, text, mesh, func(c *LMConfig) { c.Layers = max(1, mesh.PP) })
+			c := halfway(t, text, mesh, func(c *LMConfig) { c.Layers = max(1, mesh.PP) })
 			path := checkpoint.Path(c.Out, 3)
 			for _, other := range []MeshConfig{{}, {Replicate: 1}, {FSDP: 2}} {
 				got, err := Prove(t.Context(), path, ProveOptions{Mesh: other})

@@ -41,7 +41,17 @@ type SharedConfig struct {
 	SaveEvery int `json:"save_every" group:"Checkpoint" usage:"save a checkpoint every {N} steps; 0: at the end only"`
 	Keep      int `json:"keep" usage:"number of checkpoints to keep, besides the best weights"`
 
+	ProveConfig
+
 	StepShare
+}
+
+// ProveConfig has the settings of proofs that checkpoints continue the run.
+type ProveConfig struct {
+	Prove    bool   `json:"prove" run:"here" group:"Checkpoint" usage:"prove each checkpoint beside training: a process of low priority loads it, does the next step again and compares"`
+	Unproved string `json:"unproved" values:"warn|stop" run:"here" usage:"what to do if a proof finds a difference: say so, or stop the run"`
+
+	Prover Prover `json:"-"` // what proves; of rank 0
 }
 
 // sharedDefaults returns the defaults of the shared settings. A recipe changes
@@ -49,14 +59,14 @@ type SharedConfig struct {
 func sharedDefaults(out string) SharedConfig {
 	return SharedConfig{
 		Out: out, Ranks: 2, Accumulate: 1, Workers: 1, Seed: 1, DType: "float32", NaN: nanStop,
-		Best: true, Keep: 2,
+		Best: true, Keep: 2, ProveConfig: ProveConfig{Unproved: unprovedWarn},
 	}
 }
 
 // sharedBefore returns the shared settings of a checkpoint that was saved before
 // these settings existed. What the checkpoint says takes their place.
 func sharedBefore() SharedConfig {
-	return SharedConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop, Best: true}
+	return SharedConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop, Best: true, ProveConfig: ProveConfig{Unproved: unprovedWarn}}
 }
 
 // validate reports the first shared setting that makes no sense, and what would.
@@ -70,6 +80,9 @@ func (c SharedConfig) validate(task string) error {
 	}
 	if err := checkPolicies(task, c.DType, c.NaN); err != nil {
 		return err
+	}
+	if c.Unproved != unprovedWarn && c.Unproved != unprovedStop {
+		return fmt.Errorf("train %s: --unproved is %q, want %s or %s", task, c.Unproved, unprovedWarn, unprovedStop)
 	}
 	if err := checkNumbers(task, []number{
 		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},
@@ -85,11 +98,15 @@ func (c SharedConfig) validate(task string) error {
 
 // options returns what the step loop is told by the shared settings.
 func (c SharedConfig) options(from *SavedRun) Options {
-	return Options{
+	o := Options{
 		Out: c.Out, From: from, Batch: c.size().total(), Accumulate: c.Accumulate,
 		DType: c.DType, Clip: c.Clip, NaN: c.NaN, Seed: c.Seed,
-		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, SaveEvery: c.SaveEvery, Keep: c.Keep,
+		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, SaveEvery: c.SaveEvery, Keep: c.Keep, Unproved: c.Unproved,
 	}
+	if c.Prove {
+		o.Prove = c.Prover
+	}
+	return o
 }
 
 // join makes the settings those of a rank in a group. given has the settings

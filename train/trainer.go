@@ -47,6 +47,7 @@ type trainer[B any] struct {
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
 
 	recorder recorder
+	provers  provers
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
@@ -129,6 +130,8 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return err
 	}
 	defer func() { r.order.close() }()
+	r.provers = provers{prove: r.o.Prove, stop: r.o.Unproved == unprovedStop, notice: r.report.Notice}
+	defer r.provers.close()
 	r.report.Start(r.start(saved))
 	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
@@ -211,7 +214,7 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 	options := reflect.ValueOf(r.o)
 	for i := range options.NumField() {
 		switch name := options.Type().Field(i).Name; name {
-		case "Out", "From", "Config", "length": // may differ between machines
+		case "Out", "From", "Config", "Prove", "length": // may differ between machines
 		default:
 			names, mine = append(names, "Options."+name), append(mine, digest(options.Field(i)))
 		}
@@ -268,6 +271,9 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.order.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
+	}
+	if err := r.provers.wait(ctx); err != nil {
+		return r.errorf("%w", err)
 	}
 	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
 	if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {

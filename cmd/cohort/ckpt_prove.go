@@ -13,7 +13,7 @@ import (
 
 func newCkptProveCommand() *cobra.Command {
 	var o train.ProveOptions
-	var asJSON bool
+	var asJSON, background bool
 	cmd := &cobra.Command{
 		Use:   "prove CKPT",
 		Short: "Check that a checkpoint continues its run, by doing the next step again",
@@ -35,6 +35,11 @@ what follows from it. The exit code is 3 if something differs.`,
   cohort ckpt prove --json --data elsewhere/notes.txt out/notes`,
 		Args: numArgs(1, "a checkpoint of a run"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if background {
+				if err := toBackground(); err != nil {
+					return fmt.Errorf("--%s: %w", backgroundFlag, err)
+				}
+			}
 			o.Notice = func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", text) }
 			got, err := train.Prove(cmd.Context(), args[0], o)
 			if err != nil {
@@ -72,6 +77,8 @@ what follows from it. The exit code is 3 if something differs.`,
 	}
 	fl.StringVar(&o.Data, "data", "", "`PATH` of the data, if they are not where the run found them")
 	fl.Float64Var(&o.Tolerance, "tolerance", 0, "relative `NUMBER` by which tensors may differ where bits are not compared; 0: 1e-5")
+	fl.BoolVar(&background, backgroundFlag, false, "run at the lowest priority, beside training")
+	fl.Lookup(backgroundFlag).Hidden = true // of --prove of cohort train
 	fl.BoolVar(&asJSON, "json", false, "print the comparison as one JSON object")
 	return cmd
 }

@@ -73,6 +73,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", numRanks, ranks(numRanks))
 			}
 		}
+		r.shared.Prover = proveInChild
 		rank := dist.Main(func(ctx context.Context, group *dist.Group) error {
 			return r.run(ctx, group, given, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		})

@@ -15,6 +15,7 @@ package envvar
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -326,4 +327,17 @@ func clip(value string) string {
 // torchrun's flags do: PET_NPROC_PER_NODE for nproc-per-node.
 func PET(flag string) Var {
 	return Var("PET_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_")))
+}
+
+// OutsideJob returns an environment, as of os.Environ, without the variables that are declared
+// here: that of a process which is no rank of the job.
+func OutsideJob(environ []string) []string {
+	declared := make(map[string]bool)
+	for _, d := range declarations() {
+		declared[string(d.name)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return declared[name] && name != string(VisibleGPUs)
+	})
 }

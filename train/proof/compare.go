@@ -76,8 +76,8 @@ type Comparison struct {
 	Differences []Difference `json:"differences"`
 }
 
-// String says for people what was compared. What differs is a line each.
-func (c *Comparison) String() string {
+// Result says in a few words how the comparison ended.
+func (c *Comparison) Result() string {
 	how := "all bits are equal"
 	switch {
 	case len(c.Differences) > 0:
@@ -85,8 +85,13 @@ func (c *Comparison) String() string {
 	case !c.Exact:
 		how = fmt.Sprintf("equal within %g, not by bits (%s)", c.Tolerance, c.Why)
 	}
+	return fmt.Sprintf("%d tensors compared, %s", c.Tensors, how)
+}
+
+// String says for people what was compared. What differs is a line each.
+func (c *Comparison) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "step %d, done again from the checkpoint of step %d: %d tensors compared, %s\n", c.Step+1, c.Step, c.Tensors, how)
+	fmt.Fprintf(&b, "step %d, done again from the checkpoint of step %d: %s\n", c.Step+1, c.Step, c.Result())
 	if c.LeftOut != "" {
 		fmt.Fprintf(&b, "left out: %s\n", c.LeftOut)
 	}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cohort-ml/cohort/train/proof"
+)
+
+// What to do when a checkpoint does not continue the run: a value of Options.Unproved.
+const (
+	unprovedWarn = "warn"
+	unprovedStop = "stop"
+)
+
+// Prover does the step after a checkpoint again, such as in a process of its own, and says
+// what was compared. path is the checkpoint's directory. [Prove] is what it calls in the end.
+type Prover func(ctx context.Context, path string) (*Comparison, error)
+
+// Comparison is what a proof has compared.
+type Comparison = proof.Comparison
+
+// provers proves checkpoints beside training, one at a time, on rank 0. It is used by the
+// goroutine of the rank.
+type provers struct {
+	prove   Prover // nil: none
+	stop    bool   // an error ends the run
+	notice  func(text string)
+	running chan proved // nil where nothing is under way
+	cancel  context.CancelFunc
+	next    string // newest checkpoint to be proved after that; "" for none
+	step    int    // of the one under way
+	later   int    // step of next
+}
+
+// proved is the end of a proof.
+type proved struct {
+	comparison *proof.Comparison
+	err        error
+	took       time.Duration
+}
+
+// begin has a checkpoint proved. While another one is under way, the newest waits.
+func (p *provers) begin(ctx context.Context, path string, step int) {
+	switch {
+	case p.prove == nil:
+		return
+	case p.running != nil:
+		p.next, p.later = path, step
+		return
+	}
+	ctx, p.cancel = context.WithCancel(ctx)
+	done, start := make(chan proved, 1), time.Now()
+	p.running, p.step = done, step
+	go func() {
+		c, err := p.prove(ctx, path)
+		done <- proved{c, err, time.Since(start)}
+	}()
+}
+
+// poll tells of a proof that has ended, without waiting. The error ends the run.
+func (p *provers) poll(ctx context.Context) error {
+	select {
+	case end := <-p.running:
+		return p.ended(ctx, end)
+	default:
+		return nil
+	}
+}
+
+// wait waits for the proofs that are under way.
+func (p *provers) wait(ctx context.Context) error {
+	for p.running != nil {
+		select {
+		case end := <-p.running:
+			if err := p.ended(ctx, end); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// ended tells of a proof, and begins the next one.
+func (p *provers) ended(ctx context.Context, end proved) error {
+	p.cancel()
+	step, next, later := p.step, p.next, p.later
+	p.running, p.next = nil, ""
+	err := end.err
+	if err == nil {
+		err = end.comparison.Err()
+	}
+	var differs *proof.DifferenceError
+	switch {
+	case err == nil:
+		p.notice(fmt.Sprintf("the checkpoint of step %d is proved in %v: %s", step, end.took.Round(100*time.Millisecond), end.comparison.Result()))
+	case errors.As(err, &differs) && p.stop:
+		return err
+	case errors.As(err, &differs):
+		p.notice("WARNING: " + err.Error())
+	default:
+		p.notice(fmt.Sprintf("the checkpoint of step %d could not be proved: %v", step, err))
+	}
+	if next != "" {
+		p.begin(ctx, next, later)
+	}
+	return nil
+}
+
+// close ends a proof that is under way, and waits for its end.
+func (p *provers) close() {
+	if p.running != nil {
+		p.cancel()
+		<-p.running
+		p.running = nil
+	}
+}
