@@ -23,6 +23,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/checkpoint/torchsave"
+	"github.com/cohort-ml/cohort/checkpoint/torchstate"
 )
 
 // Progress is told how many bytes of tensors were written.
@@ -38,6 +39,9 @@ type copier struct {
 func newCopier(ctx context.Context, progress Progress, sources ...checkpoint.Source) *copier {
 	c := &copier{ctx: ctx, progress: progress}
 	for _, s := range sources {
+		if s == nil {
+			continue
+		}
 		for _, info := range s.Infos() {
 			c.total += max(info.NumBytes(), 0)
 		}
@@ -80,68 +84,83 @@ func WriteHuggingFace(ctx context.Context, to Location, in *Input, section Secti
 	})
 }
 
-// WriteTorch writes sections as one file of torch.save: the state dict of the only one, or
-// a dict with the state dict of each under its name. The file must not exist.
-func WriteTorch(ctx context.Context, to Location, sections []Section, progress Progress) error {
+// counted is a source whose reads are counted.
+type counted struct {
+	checkpoint.Source
+	c *copier
+}
+
+func (s counted) ReadRange(name string, dst []byte, offset int64) error {
+	if err := context.Cause(s.c.ctx); err != nil {
+		return err
+	}
+	err := s.Source.ReadRange(name, dst, offset)
+	s.c.advance(len(dst))
+	return err
+}
+
+// WriteTorch writes a model as one file of torch.save: its state dict or, with an optimizer,
+// {"model": …, "optimizer": …}, which load_state_dict of both takes. The file must not exist.
+func WriteTorch(ctx context.Context, to Location, in *Input, sections []Section, progress Progress) error {
 	if err := checkNoFile(ctx, to); err != nil {
 		return err
+	}
+	model, optimizer := modelAndOptimizer(sections)
+	c := newCopier(ctx, progress, model, optimizer)
+	var value any
+	if optimizer == nil {
+		value = torchsave.FromSource(counted{model, c})
+	} else {
+		var err error
+		if value, err = torchstate.Value(counted{model, c}, counted{optimizer, c}, in.Groups); err != nil {
+			return fmt.Errorf("%s: %w", in.Where, err)
+		}
 	}
 	f, err := to.Parent.Create(ctx, to.Name)
 	if err != nil {
 		return openError(to, err)
 	}
 	defer f.Abort()
-	var sources []checkpoint.Source
-	for _, s := range sections {
-		sources = append(sources, s.Source)
-	}
-	c := newCopier(ctx, progress, sources...)
-	dicts := map[string]any{}
-	for _, s := range sections {
-		dict := map[string]any{}
-		for _, info := range s.Source.Infos() {
-			dict[info.Name] = torchsave.NewTensor(info, func(dst []byte, offset int64) error {
-				if err := context.Cause(ctx); err != nil {
-					return err
-				}
-				err := s.Source.ReadRange(info.Name, dst, offset)
-				c.advance(len(dst))
-				return err
-			})
-		}
-		dicts[s.Name] = dict
-	}
-	var value any = dicts
-	if len(sections) == 1 {
-		value = dicts[sections[0].Name]
-	}
 	if err := torchsave.Write(f, value); err != nil {
 		return fmt.Errorf("%s: %w", to.Text, err)
 	}
 	return f.Close()
 }
 
-// WriteDCP writes sections as a directory of PyTorch's distributed checkpoints, each under its
-// name: {"model": …}. The directory must not exist, or be empty.
-func WriteDCP(ctx context.Context, to Location, sections []Section, progress Progress) error {
-	var sources []checkpoint.Source
+// modelAndOptimizer returns the sources of the sections of these names, nil for none.
+func modelAndOptimizer(sections []Section) (model, optimizer checkpoint.Source) {
 	for _, s := range sections {
-		sources = append(sources, s.Source)
+		switch s.Name {
+		case ModelSection:
+			model = s.Source
+		case OptimizerSection:
+			optimizer = s.Source
+		}
 	}
-	c := newCopier(ctx, progress, sources...)
-	var items []dcp.Item
-	for _, s := range sections {
-		for _, item := range dcp.Items(s.Source, func(name string) []any { return []any{s.Name, name} }) {
-			read := item.Read
-			item.Read = func(dst []byte, offset int64) error {
-				if err := context.Cause(ctx); err != nil {
-					return err
-				}
-				err := read(dst, offset)
-				c.advance(len(dst))
+	return model, optimizer
+}
+
+// WriteDCP writes a model, and an optimizer if there is one, as a directory of PyTorch's
+// distributed checkpoints: {"model": …, "optim": …}. The directory must not exist, or be empty.
+func WriteDCP(ctx context.Context, to Location, in *Input, sections []Section, progress Progress) error {
+	model, optimizer := modelAndOptimizer(sections)
+	c := newCopier(ctx, progress, model, optimizer)
+	items, err := torchstate.Items(model, optimizer, in.Groups)
+	if err != nil {
+		return fmt.Errorf("%s: %w", in.Where, err)
+	}
+	for i := range items {
+		read := items[i].Read
+		if read == nil {
+			continue
+		}
+		items[i].Read = func(dst []byte, offset int64) error {
+			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			items = append(items, item)
+			err := read(dst, offset)
+			c.advance(len(dst))
+			return err
 		}
 	}
 	return inNewFolder(ctx, to, func(folder storage.Storage) error { return dcp.Write(ctx, folder, "", items) })
@@ -185,6 +204,9 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 			}
 			s.Values[name] = text
 		}
+	}
+	if len(in.Groups) > 0 {
+		s.Values[groupsValue] = in.Groups
 	}
 	s.Files = func(w *checkpoint.Writer) error {
 		for _, name := range slices.Sorted(maps.Keys(files)) {

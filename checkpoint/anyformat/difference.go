@@ -5,6 +5,7 @@ package anyformat
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -130,17 +131,41 @@ func compareTensor(ctx context.Context, a, b checkpoint.Source, ia, ib safetenso
 	if (ia.DType == safetensors.C64) != (ib.DType == safetensors.C64) {
 		return nil, fmt.Errorf("%s: tensor %q is %v, and %s has it as %v: a complex number has no real value to compare", a.Name(), ia.Name, ia.DType, b.Name(), ib.DType)
 	}
-	s := &sums{sameDType: ia.DType == ib.DType}
-	other := make([]byte, PieceBytes/sizeA*sizeB)
-	err := Pieces(ctx, a, ia, func(mine []byte, offset int64) error {
-		n := len(mine) / sizeA
-		first := offset / int64(sizeA)
-		theirs := other[:n*sizeB]
-		if err := b.ReadRange(ib.Name, theirs, first*int64(sizeB)); err != nil {
-			return err
+	other := make([]byte, min(int64(PieceBytes/sizeA*sizeB), max(ib.NumBytes(), 0)))
+	var told int64 // bytes of which advance knows
+	// each reads both tensors side by side.
+	each := func(use func(mine, theirs []byte, n int, first int64) error) error {
+		return Pieces(ctx, a, ia, func(mine []byte, offset int64) error {
+			n := len(mine) / sizeA
+			first := offset / int64(sizeA)
+			theirs := other[:n*sizeB]
+			if err := b.ReadRange(ib.Name, theirs, first*int64(sizeB)); err != nil {
+				return err
+			}
+			if err := use(mine, theirs, n, first); err != nil {
+				return err
+			}
+			if end := offset + int64(len(mine)); end > told {
+				advance(end - told)
+				told = end
+			}
+			return nil
+		})
+	}
+	if ia.DType == ib.DType { // most tensors are equal, which their bytes tell soonest
+		err := each(func(mine, theirs []byte, _ int, _ int64) error {
+			if !bytes.Equal(mine, theirs) {
+				return errDiffer
+			}
+			return nil
+		})
+		if !errors.Is(err, errDiffer) {
+			return nil, err
 		}
+	}
+	s := &sums{sameDType: ia.DType == ib.DType}
+	err := each(func(mine, theirs []byte, n int, first int64) error {
 		s.add(mine, theirs, n, first, decodeA, decodeB, sizeA, sizeB)
-		advance(int64(len(mine)))
 		return nil
 	})
 	if err != nil {
@@ -159,6 +184,8 @@ func compareTensor(ctx context.Context, a, b checkpoint.Source, ia, ib safetenso
 	}
 	return t, nil
 }
+
+var errDiffer = errors.New("the bytes differ")
 
 // sums collects the differences of a tensor, block by block.
 type sums struct {

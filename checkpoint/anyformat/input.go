@@ -15,6 +15,8 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/checkpoint/torchsave"
+	"github.com/cohort-ml/cohort/checkpoint/torchstate"
+	"github.com/cohort-ml/cohort/optim"
 )
 
 // Section is a part of what was saved: the model or the optimizer.
@@ -39,6 +41,8 @@ type Input struct {
 	NumObjects int
 	// Checkpoint is the opened one of Cohort's kinds, else nil.
 	Checkpoint *checkpoint.Checkpoint
+	// Groups are those of the optimizer's parameters, if they are known.
+	Groups []optim.ParamGroup
 	// Notices say what was passed over.
 	Notices []string
 	beside  storage.Storage // where the files of the model lie, nil where there are none
@@ -173,8 +177,40 @@ func (in *Input) openTorch(ctx context.Context, at Location) error {
 			keys[leaf.Name] = key
 		}
 	}
-	in.Sections, err = split(f, keys)
-	return err
+	state, err := torchstate.FromFile(f)
+	return in.takeState(f, state, err, keys)
+}
+
+// takeState makes sections of what a PyTorch job has saved. An optimizer's state gets Cohort's
+// names. Where there is none, keys has the first key of each tensor that lies in a dict of its own.
+func (in *Input) takeState(src checkpoint.Source, state *torchstate.State, err error, keys map[string]string) error {
+	var form *torchstate.FormError
+	if err != nil && !errors.As(err, &form) {
+		return err
+	}
+	if err != nil || state.Optimizer == nil {
+		in.Sections, err = split(src, keys)
+		return err
+	}
+	in.Sections = []Section{{ModelSection, state.Model}, {OptimizerSection, state.Optimizer}}
+	in.Groups = state.Groups
+	if len(state.OtherTensors) > 0 {
+		other := map[string]bool{}
+		for _, name := range state.OtherTensors {
+			other[name] = true
+		}
+		others, err := checkpoint.Rename(src, func(name string) string {
+			if other[name] {
+				return name
+			}
+			return ""
+		})
+		if err != nil {
+			return err
+		}
+		in.Sections = append(in.Sections, Section{"other", others})
+	}
+	return nil
 }
 
 // firstKey returns the first key of a place that is in a dict within the outermost one.
@@ -236,8 +272,15 @@ func (in *Input) openCheckpoint(c *checkpoint.Checkpoint) error {
 	for _, f := range c.Files {
 		in.Files = append(in.Files, File{f.Name, f.Bytes})
 	}
+	if c.HasValue(groupsValue) {
+		return c.Value(groupsValue, &in.Groups)
+	}
 	return nil
 }
+
+// groupsValue is the value of a checkpoint with the groups of its optimizer, which PyTorch's
+// jobs want.
+const groupsValue = "param_groups"
 
 // openDCP opens a directory of PyTorch's distributed checkpoints.
 func (in *Input) openDCP(ctx context.Context, at Location) error {
@@ -263,6 +306,6 @@ func (in *Input) openDCP(ctx context.Context, at Location) error {
 		}
 	}
 	in.NumObjects = len(c.Objects())
-	in.Sections, err = split(c, keys)
-	return err
+	state, err := torchstate.FromDCP(c)
+	return in.takeState(c, state, err, keys)
 }

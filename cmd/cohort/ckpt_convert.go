@@ -38,11 +38,11 @@ var converters = map[string]converter{
 	"huggingface": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
 		return anyformat.WriteHuggingFace(ctx, c.to, c.in, c.sections[0], c.folder, c.progress)
 	}},
-	"torch": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
-		return anyformat.WriteTorch(ctx, c.to, c.sections, c.progress)
+	"torch": {[]string{anyformat.ModelSection, anyformat.OptimizerSection}, func(ctx context.Context, c conversion) error {
+		return anyformat.WriteTorch(ctx, c.to, c.in, c.sections, c.progress)
 	}},
-	"dcp": {[]string{anyformat.ModelSection}, func(ctx context.Context, c conversion) error {
-		return anyformat.WriteDCP(ctx, c.to, c.sections, c.progress)
+	"dcp": {[]string{anyformat.ModelSection, anyformat.OptimizerSection}, func(ctx context.Context, c conversion) error {
+		return anyformat.WriteDCP(ctx, c.to, c.in, c.sections, c.progress)
 	}},
 	"cohort": {nil, func(ctx context.Context, c conversion) error {
 		_, err := anyformat.WriteCohort(ctx, c.to, c.in, c.sections, c.cohort, c.progress)
@@ -61,9 +61,10 @@ func (c converter) take(in *anyformat.Input) (taken []anyformat.Section, left []
 			left = append(left, s.Name)
 		}
 	}
-	if len(taken) == 0 {
-		_, err := in.Section(c.sections[0])
-		return nil, nil, err
+	if c.sections != nil {
+		if _, err := in.Section(anyformat.ModelSection); err != nil {
+			return nil, nil, err
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(in.Refused)) {
 		return nil, nil, fmt.Errorf("%w; without this tensor the checkpoint would not be whole", in.Refused[name])
@@ -86,10 +87,11 @@ be an empty folder where a folder is written; it appears whole or not at all. Th
 
   huggingface  a folder that transformers opens: the model in one file or in
                shards with their index, its configuration and its tokenizer
-  torch        a file with the state dict of the model, which torch.load opens
-               with weights_only=True
-  dcp          a directory of torch.distributed.checkpoint, with the model under
-               the key model, in the boxes that it lies in
+  torch        a file that torch.load opens with weights_only=True: the state
+               dict of the model or, if there is an optimizer, a dict with the
+               keys model and optimizer
+  dcp          a directory of torch.distributed.checkpoint with the keys model
+               and optim, in the boxes in which the tensors lie
   cohort       a checkpoint in the run OUT, with all that IN has
 
 Memory does not depend on the size: tensors are copied piece by piece.`,

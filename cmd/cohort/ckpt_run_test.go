@@ -169,3 +169,22 @@ func TestCkptDamage(t *testing.T) {
 		t.Errorf("a file that was cut short: exit code %d, %s", code, out)
 	}
 }
+
+// TestCkptOptimizer: the state of an optimizer goes through PyTorch's formats and back.
+func TestCkptOptimizer(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	nested := filepath.Join("..", "..", "checkpoint", "anyformat", "testdata", "nested.pt")
+	must(t, "convert", nested, at("run"), "--to", "cohort", "--step", "1")
+	must(t, "convert", at("run"), at("dcp"), "--to", "dcp")
+	must(t, "convert", at("dcp"), at("again.pt"), "--to", "torch")
+	for _, name := range []string{at("run"), at("dcp"), at("again.pt")} {
+		out := must(t, "diff", nested, name)
+		if !strings.Contains(out, "model: 2 equal tensors, 0 differ") || !strings.Contains(out, "optimizer: 6 equal tensors, 0 differ") {
+			t.Errorf("%s: %s", name, out)
+		}
+	}
+	if out := must(t, "convert", at("dcp"), at("hub"), "--to", "huggingface"); !strings.Contains(out, "the format has no place for: optimizer") {
+		t.Errorf("an export prints %q", out)
+	}
+}
