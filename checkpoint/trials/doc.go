@@ -18,6 +18,8 @@
 //
 //	draw_test.go       draws tensors, meshes, layouts and values
 //	roundtrip_test.go  saves on one mesh and loads on another
+//	model_test.go      draws language models, and trains them on any mesh
+//	resume_test.go     resumes training, on the same mesh and on another
 //	named_test.go      faults that other libraries have had
 //	bad_test.go        damages checkpoints, and makes up hostile ones
 //	version1_test.go   loads a checkpoint of version 1
