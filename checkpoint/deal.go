@@ -30,6 +30,7 @@ type boxPlan struct {
 	box  mesh.Box
 	info safetensors.Info // of the box
 	src  Source           // of a tensor that is copied; part is nothing then
+	data []byte           // a copy of the box's bytes; nil where part has them
 	of   []int            // the shape of the whole tensor that is copied
 }
 

@@ -203,8 +203,9 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		return err
 	case told != nil:
 		return v.fail("commit", fmt.Errorf("whether rank 0 has made it is not known: %w", told))
-	case out.Err != "":
-		v.committed = out.Committed
+	}
+	v.committed = out.Committed
+	if out.Err != "" {
 		return v.fail("commit", &RankError{Rank: 0, Text: out.Err})
 	}
 	return nil

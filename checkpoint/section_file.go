@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // summed writes a file and sums its bytes while they are in the cache.
@@ -123,19 +124,30 @@ func (b boxPlan) write(out *summed) error {
 	if b.src != nil {
 		return b.copy(out)
 	}
+	if b.data != nil {
+		_, err := out.Write(b.data)
+		return err
+	}
+	data, dense, isCopy := b.bytes()
+	_, err := out.Write(data)
+	runtime.KeepAlive(dense)
+	if isCopy {
+		dense.Free()
+	}
+	return err
+}
+
+// bytes returns the bytes of a box, and the tensor that they are of: it is a copy, to be freed,
+// if they do not lie densely where the CPU sees them.
+func (b boxPlan) bytes() (data []byte, dense *tensor.Tensor, isCopy bool) {
 	view := b.part.Local
 	for d, n := range b.box.Shape {
 		if n != view.Shape()[d] {
 			view = view.Narrow(d, b.box.LocalStart[d], n)
 		}
 	}
-	dense := onHost(view)
-	_, err := out.Write(dense.Buffer().Data[:b.info.NumBytes()])
-	runtime.KeepAlive(dense)
-	if dense != view {
-		dense.Free() // made for its bytes
-	}
-	return err
+	dense = onHost(view)
+	return dense.Buffer().Data[:b.info.NumBytes()], dense, dense != view
 }
 
 // copy copies a tensor from a source, a piece at a time.
