@@ -70,7 +70,7 @@ func (c crew) deal(s State, away isAway, share int64, together []string) ([]file
 		}
 		first += len(parts)
 		for _, frozen := range []bool{false, true} {
-			list, err := filesOf(section, frozen, parts, mine)
+			list, err := filesOf(section, frozen, parts, mine, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -149,17 +149,24 @@ func (c crew) dealSection(parts []Part, first int, away isAway, share int64) (mi
 }
 
 // filesOf spreads the boxes of parts over files. A file has one box of a tensor at most, so
-// that it can have the name of the tensor.
-func filesOf(section string, frozen bool, parts []Part, mine []int) ([]filePlan, error) {
+// that it can have the name of the tensor. mine has the numbers of the parts. If take is not nil,
+// it says which boxes of all parts are wanted.
+func filesOf(section string, frozen bool, parts []Part, mine []int, take func(p Part, b mesh.Box) bool) ([]filePlan, error) {
+	if take != nil {
+		mine = allRanks(len(parts))
+	}
 	var files []filePlan
 	for _, i := range mine {
 		p := parts[i]
-		if p.Frozen != frozen {
+		if p.Frozen != frozen && take == nil {
 			continue
 		}
 		boxes, err := p.boxes()
 		if err != nil {
 			return nil, fmt.Errorf("checkpoint: %s: tensor %q: %w", section, p.Name, err)
+		}
+		if take != nil {
+			boxes = slices.DeleteFunc(boxes, func(b mesh.Box) bool { return !take(p, b) })
 		}
 		for n, box := range boxes {
 			if n == len(files) {

@@ -48,6 +48,7 @@
 //   - state.go, parts.go: what a rank saves, and which part of a tensor it holds.
 //   - save.go, merge.go, retention.go: [Save], the commit, and which checkpoints stay.
 //   - saver.go, staging.go: [Saver], and copies of what is written beside training.
+//   - emergency.go, list.go: [SavePart], [Complete], and what is in a storage ([List]).
 //   - crew.go, deal.go: what the ranks tell each other, and who writes what.
 //   - section_file.go, crc.go: files with the checksums of their chunks; [Writer].
 //   - manifest.go, manifest_parse.go, scanner.go, box.go: [Manifest], as JSON and checked.

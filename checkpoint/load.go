@@ -46,7 +46,8 @@ type Loaded struct {
 // ranks and meshes saved them, and compares it with its checksums. The step is 0 where there is
 // no checkpoint; nothing is changed then.
 //
-// A checkpoint that is damaged, for whichever rank, is passed over by all, and they take the one
+// Parts of a newer step that ranks have written alone ([SavePart]) are made a checkpoint first, if
+// they are whole. A checkpoint that is damaged, for whichever rank, is passed over by all, and they take the one
 // before it. When they have loaded that, rank 0 tells of the damaged ones ([WithNotice]) and sets
 // them aside. If all are damaged, the error is a [*DamagedError] and they stay where they are. If
 // the state differs from what was saved, the error is a [*StateDictError] and nothing is changed;
@@ -102,6 +103,9 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 	var ck *Checkpoint
 	var err error
 	if l.rank == 0 {
+		if len(l.skip) == 0 {
+			completeNewest(ctx, l.from, l.notice)
+		}
 		var damaged []*DamagedError
 		ck, damaged, err = newest(ctx, l.from, false, l.skip)
 		if err == nil || errors.Is(err, ErrNone) || len(damaged) > 0 {

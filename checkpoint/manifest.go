@@ -44,6 +44,8 @@ type Manifest struct {
 	Values     map[string]json.RawMessage   // of the run
 	RankValues []map[string]json.RawMessage // by rank
 	Sections   []Section
+
+	rank int // that has written it, of a part
 }
 
 // Axis is an axis of a mesh.

@@ -61,6 +61,11 @@ func (v *save) commit(ctx context.Context, own *Manifest, hasPart []bool) error 
 	if err := v.merge(ctx, own, hasPart); err != nil {
 		return v.fail("merge", err)
 	}
+	return v.finish(ctx, own)
+}
+
+// finish makes the checkpoint, whose files are in the stage.
+func (v *save) finish(ctx context.Context, own *Manifest) error {
 	if err := v.writeIndexes(ctx, own); err != nil {
 		return v.fail("write", err)
 	}
@@ -84,7 +89,8 @@ func (v *save) commit(ctx context.Context, own *Manifest, hasPart []bool) error 
 	if err != nil {
 		return v.fail("commit", err)
 	}
-	return v.fail("prune", v.keep.prune(context.WithoutCancel(ctx), v.to, v.step))
+	ctx = context.WithoutCancel(ctx)
+	return v.fail("prune", errors.Join(v.keep.prune(ctx, v.to, v.step), removeParted(ctx, v.to, v.step)))
 }
 
 // merge puts the parts of the other ranks into rank 0's.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,8 +75,10 @@ type save struct {
 	step  int
 	state State
 
-	stage, folder string // see storage.Storage.Stage
-	damaged       bool   // a damaged checkpoint is in the place of the new one
+	stage, folder string     // see storage.Storage.Stage
+	alone         bool       // no other rank takes part, see SavePart
+	there         []FileInfo // files that other ranks have written; of SavePart
+	damaged       bool       // a damaged checkpoint is in the place of the new one
 	committed     bool
 }
 
@@ -302,7 +305,7 @@ const stageInfix = ".tmp-"
 func isStage(name string) bool {
 	base, suffix, ok := strings.Cut(name, stageInfix)
 	_, isStep := ParseStep(base)
-	return ok && isStep && suffix != ""
+	return ok && isStep && suffix != "" && suffix != emergencyID
 }
 
 // isDamaged looks at what has the checkpoint's name already. A good one is an error.
@@ -342,7 +345,7 @@ func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err 
 		}
 	}()
 	own = &Manifest{Step: v.step, Ranks: v.size, Mesh: v.state.describeMesh(), Program: programVersion(), Time: time.Now(), Folder: v.folder, Metric: v.state.Metric}
-	if v.rank == 0 {
+	if v.rank == 0 || v.alone {
 		own.Sections = v.outline()
 		if own.Values, err = encodeValues(v.state.Values); err != nil {
 			return own, err
@@ -364,11 +367,12 @@ func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err 
 		own.Files = append(own.Files, info)
 		own.add(f, boxes)
 	}
-	if v.rank == 0 {
+	if v.rank == 0 || v.alone {
 		if err := v.writeFurther(ctx, own, files); err != nil {
 			return own, err
 		}
-	} else if own.isWorthAPart() {
+	}
+	if v.alone || v.rank != 0 && own.isWorthAPart() {
 		text, err := own.encode()
 		if err != nil {
 			return own, err
@@ -382,8 +386,8 @@ func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err 
 
 // writeFurther writes the files of the program.
 func (v *save) writeFurther(ctx context.Context, own *Manifest, files []filePlan) error {
-	if v.state.Files == nil {
-		return nil
+	if v.state.Files == nil || slices.ContainsFunc(v.there, func(f FileInfo) bool { return !strings.HasSuffix(f.Name, ".safetensors") }) {
+		return nil // there are none, or another rank has written them
 	}
 	w := &Writer{ctx: ctx, to: v.to, folder: v.stage, step: v.step, pace: v.pace, taken: map[string]bool{}, open: map[*File]bool{}}
 	for _, f := range files {
