@@ -284,7 +284,8 @@ func (c *Checkpoint) damage(file, problem string, err error) error {
 	for _, e := range []error{fs.ErrNotExist, fs.ErrInvalid, io.EOF, io.ErrUnexpectedEOF, syscall.EIO, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP} {
 		isDamage = isDamage || errors.Is(err, e)
 	}
-	if !isDamage || c.ctx.Err() != nil {
+	var server *storage.ServerError // whatever it wraps, such as the end of a connection
+	if !isDamage || errors.As(err, &server) || c.ctx.Err() != nil {
 		return fmt.Errorf("checkpoint: %s: %s %s: %w", c.Path, file, problem, err)
 	}
 	return &DamagedError{Path: c.Path, File: file, Problem: problem, Err: err}

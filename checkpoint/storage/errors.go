@@ -39,3 +39,14 @@ func (e *DoubtError) Error() string {
 }
 
 func (e *DoubtError) Unwrap() error { return e.Err }
+
+// ServerError says that a server did not do what it was asked, or could not be
+// reached, also when it was asked again. It says nothing about the file: a checkpoint
+// that cannot be read so is not damaged.
+type ServerError struct {
+	Err error
+}
+
+func (e *ServerError) Error() string { return e.Err.Error() }
+
+func (e *ServerError) Unwrap() error { return e.Err }

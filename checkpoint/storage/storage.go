@@ -65,9 +65,11 @@ const ManifestName = "manifest.json"
 
 // Storage is where a run's checkpoints lie. The package's documentation says how
 // a checkpoint comes to be. Errors name the storage and the file, and wrap
-// [fs.ErrNotExist], [fs.ErrExist] and [fs.ErrPermission] where they are such.
+// [fs.ErrNotExist], [fs.ErrExist] and [fs.ErrPermission] where they are such. Those of
+// servers that do not answer are a [*ServerError].
 type Storage interface {
-	// String returns the place as the user gave it, for messages. It has no secrets.
+	// String returns the place as the user gave it, for messages: a path, or an
+	// address without its parameters. It has no secrets.
 	String() string
 
 	// List returns what lies in a folder, by name, one level deep. "" is the
@@ -176,18 +178,10 @@ func WriteFile(ctx context.Context, s Storage, name string, data []byte) error {
 
 // At returns where a file lies, for messages.
 func At(s Storage, name string) string {
-	switch {
-	case name == "":
+	if name == "" {
 		return s.String()
-	case strings.Contains(s.String(), "://"):
-		address, query, ok := strings.Cut(s.String(), "?")
-		if ok {
-			query = "?" + query
-		}
-		return strings.TrimSuffix(address, "/") + "/" + name + query
-	default:
-		return strings.TrimSuffix(s.String(), "/") + "/" + name
 	}
+	return strings.TrimSuffix(s.String(), "/") + "/" + name
 }
 
 // CheckName returns an error unless name is one that a [Storage] takes: relative,

@@ -37,7 +37,7 @@ const (
 
 // place is what an address says.
 type place struct {
-	address   string // as the user gave it
+	address   string // as the user gave it, without the parameters
 	bucket    string
 	prefix    string // without slashes at its ends
 	endpoint  *url.URL
@@ -51,7 +51,7 @@ var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 // parseAddress takes an address apart. lookup reads the environment.
 func parseAddress(address string, lookup func(envvar.Var) (string, bool)) (place, error) {
-	p := place{address: address, partBytes: defaultPartBytes}
+	p := place{partBytes: defaultPartBytes}
 	u, err := url.Parse(address)
 	if err != nil {
 		return p, fmt.Errorf("storage: an address of a bucket must be s3://BUCKET/PREFIX?endpoint=URL&region=NAME, and this one cannot be read") // err may quote a secret
@@ -77,6 +77,7 @@ func parseAddress(address string, lookup func(envvar.Var) (string, bool)) (place
 			return p, err
 		}
 	}
+	p.address = "s3://" + strings.TrimSuffix(p.bucket+"/"+p.prefix, "/")
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return p, mistake("the parameters cannot be read: write them as ?endpoint=URL&region=NAME")
@@ -162,7 +163,7 @@ func Open(address string) (*Bucket, error) {
 	}
 	transport, err := minio.DefaultTransport(p.endpoint.Scheme == "https")
 	if err != nil {
-		return nil, fmt.Errorf("storage: %s: %w", address, err)
+		return nil, fmt.Errorf("storage: %s: %w", p.address, err)
 	}
 	transport.DialContext = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	transport.MaxIdleConnsPerHost = 64
@@ -172,7 +173,7 @@ func Open(address string) (*Bucket, error) {
 		MaxRetries: 1, // retry does it
 	})
 	if err != nil {
-		return nil, fmt.Errorf("storage: %s: %w", address, err)
+		return nil, fmt.Errorf("storage: %s: %w", p.address, err)
 	}
 	return &Bucket{
 		client: client, core: minio.Core{Client: client}, place: p, commit: p.commit,

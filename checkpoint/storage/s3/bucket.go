@@ -108,6 +108,11 @@ func (b *Bucket) key(name string) string {
 	return b.place.prefix + "/" + name
 }
 
+// name is the inverse of key.
+func (b *Bucket) name(key string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(key, b.place.prefix), "/")
+}
+
 // begin checks names that a caller gives.
 func (b *Bucket) begin(ctx context.Context, names ...string) error {
 	for _, name := range names {
@@ -270,6 +275,23 @@ func (b *Bucket) Remove(ctx context.Context, name string) error {
 	if doubt {
 		return fmt.Errorf("storage: %s stays: its commit was not answered, and may still take place", storage.At(b, name))
 	}
+	// One request finds out whether it is a file or a folder.
+	found, err := b.list(ctx, name, false)
+	if err != nil {
+		return err
+	}
+	for _, o := range found {
+		switch o.Key {
+		case b.key(name):
+			err = errors.Join(err, b.removeObject(ctx, name))
+		case b.key(name) + "/":
+			err = errors.Join(err, b.removeFolder(ctx, name))
+		}
+	}
+	return err
+}
+
+func (b *Bucket) removeFolder(ctx context.Context, name string) error {
 	if err := b.removeObject(ctx, name+"/"+storage.ManifestName); err != nil {
 		return err
 	}
@@ -277,11 +299,9 @@ func (b *Bucket) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	isManifest := func(o minio.ObjectInfo) bool { return strings.HasSuffix(o.Key, "/"+storage.ManifestName) }
-	var manifests, others []string
+	var manifests, others []string // also of the checkpoints in the folder
 	for _, o := range objects {
-		n := strings.TrimPrefix(strings.TrimPrefix(o.Key, b.place.prefix), "/")
-		if isManifest(o) {
+		if n := b.name(o.Key); strings.HasSuffix(n, "/"+storage.ManifestName) {
 			manifests = append(manifests, n)
 		} else {
 			others = append(others, n)
@@ -290,7 +310,7 @@ func (b *Bucket) Remove(ctx context.Context, name string) error {
 	if err := b.removeAll(ctx, manifests); err != nil {
 		return err
 	}
-	if err := b.removeAll(ctx, append(others, name)); err != nil {
+	if err := b.removeAll(ctx, others); err != nil {
 		return err
 	}
 	b.giveUpUploads(ctx, name+"/")

@@ -303,7 +303,7 @@ func (c *commit) removeStale(ctx context.Context, mine *minio.ObjectInfo, others
 			alive = append(alive, o)
 			continue
 		}
-		if err := c.b.removeObject(ctx, strings.TrimPrefix(strings.TrimPrefix(o.Key, c.b.place.prefix), "/")); err != nil {
+		if err := c.b.removeObject(ctx, c.b.name(o.Key)); err != nil {
 			return nil, err
 		}
 	}

@@ -132,14 +132,14 @@ func (b *Bucket) fail(ctx context.Context, op, name string, numAttempts int, err
 		times = fmt.Sprintf(" (after %d attempts)", numAttempts)
 	}
 	switch code, status := codeOf(err), statusOf(err); {
-	case code == minio.NoSuchBucket:
-		return fmt.Errorf("storage: %s %s: there is no bucket %s at %s: make it first: %w", op, where, b.place.bucket, b.place.endpoint, fs.ErrNotExist)
+	case code == minio.NoSuchBucket: // not fs.ErrNotExist: nobody knows what would be there
+		return &storage.ServerError{Err: fmt.Errorf("storage: %s %s: there is no bucket %s at %s: make it first", op, where, b.place.bucket, b.place.endpoint)}
 	case status == http.StatusNotFound:
 		return fmt.Errorf("storage: %s %s: it is not there: %w", op, where, fs.ErrNotExist)
 	case status == http.StatusForbidden, status == http.StatusUnauthorized:
 		return fmt.Errorf("storage: %s %s: %s refuses (%s): %s: check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE) and their rights: %w", op, where, b.place.endpoint.Host, code, err, fs.ErrPermission)
 	default:
-		return fmt.Errorf("storage: %s %s: %w%s", op, where, oneLine{err}, times)
+		return &storage.ServerError{Err: fmt.Errorf("storage: %s %s at %s: %w%s", op, where, b.place.endpoint.Host, oneLine{err}, times)}
 	}
 }
 

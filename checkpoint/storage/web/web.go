@@ -302,7 +302,11 @@ func (o *object) retry(request func(ctx context.Context) error, bytes int64) err
 			if e := (*url.Error)(nil); errors.As(err, &e) {
 				err = e.Err
 			}
-			return fmt.Errorf("storage: reading %s: %w", o.name, err)
+			err = fmt.Errorf("storage: reading %s: %w", o.name, err)
+			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+				err = &storage.ServerError{Err: err}
+			}
+			return err
 		}
 		t := time.NewTimer(pause/2 + rand.N(pause))
 		select {
