@@ -27,7 +27,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
-var numSteps = flag.Int("steps", 12, "steps that each saver of TestSavers saves")
+var numSteps = flag.Int("steps", 12, "steps that each saver of TestSavers saves; half as many of TestCheckpoints")
 
 // saver saves steps into a prefix, as a rank 0 does, and is killed now and then.
 type saver struct {
