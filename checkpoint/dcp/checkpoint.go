@@ -69,7 +69,7 @@ func Open(ctx context.Context, from storage.Storage, folder string) (*Checkpoint
 func (c *Checkpoint) Name() string { return c.name }
 
 // Infos returns name, dtype and shape of every tensor, in the order of .metadata. A tensor of
-// a dtype that no safetensors file has is left out; see [Checkpoint.Check].
+// a dtype that no safetensors file has is left out; see [Checkpoint.Refused].
 func (c *Checkpoint) Infos() []safetensors.Info {
 	var infos []safetensors.Info
 	for _, s := range c.meta.entries {
@@ -78,6 +78,18 @@ func (c *Checkpoint) Infos() []safetensors.Info {
 		}
 	}
 	return infos
+}
+
+// Refused returns the tensors whose dtype no safetensors file has, each with an error that says
+// so.
+func (c *Checkpoint) Refused() map[string]error {
+	refused := map[string]error{}
+	for _, s := range c.meta.entries {
+		if s.isTensor && s.Shape == nil {
+			refused[s.Name] = c.errorf(s, "", "%s", s.problem)
+		}
+	}
+	return refused
 }
 
 // Objects returns the names of what is no tensor, in the order of .metadata.

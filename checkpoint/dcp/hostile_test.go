@@ -195,6 +195,9 @@ func TestHostileCheckpoints(t *testing.T) {
 			if err == nil {
 				defer ck.Close()
 				err = ck.Check()
+				if refused := ck.Refused(); (refused["w"] != nil) != strings.HasPrefix(c.name, "a dtype") {
+					t.Errorf("refused are %v", refused)
+				}
 				if read := ck.ReadTensor("w", make([]byte, 4)); read == nil {
 					t.Error("the tensor can be read")
 				}

@@ -227,7 +227,7 @@ func size(v any) ([]int, error) {
 	if len(t) > maxDims {
 		return nil, fmt.Errorf("it has %d dims, more than the %d allowed", len(t), maxDims)
 	}
-	out := make([]int, len(t))
+	out := make([]int, len(t)) // not nil, also of a scalar
 	for i, n := range t {
 		k, ok := n.(int64)
 		if !ok || k < 0 {

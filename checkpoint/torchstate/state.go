@@ -28,8 +28,9 @@ type State struct {
 	// step, a schedule, a loader's state. Others has what torchsave.File.Value returns.
 	OtherTensors []string
 	Others       map[string]any
-	// Refused are the objects that cannot be read, as a loader's state with classes of its own,
-	// with their errors. One that the optimizer needs is an error of its own.
+	// Refused are the tensors and objects that cannot be read, as a tensor of complex128 or a
+	// loader's state with classes of its own, with their errors: Model and the others lack them.
+	// One that the optimizer needs is an error of its own.
 	Refused map[string]error
 }
 
@@ -57,7 +58,7 @@ func (in *input) errorf(format string, args ...any) error {
 
 // FromDCP returns what a checkpoint of torch.distributed.checkpoint has. It reads all objects.
 func FromDCP(c *dcp.Checkpoint) (*State, error) {
-	in := &input{src: c, infos: c.Infos(), path: c.Path, objects: map[string]any{}, refused: map[string]error{}}
+	in := &input{src: c, infos: c.Infos(), path: c.Path, objects: map[string]any{}, refused: c.Refused()}
 	for _, name := range c.Objects() {
 		v, err := c.Object(name)
 		if err != nil {
@@ -71,7 +72,7 @@ func FromDCP(c *dcp.Checkpoint) (*State, error) {
 
 // FromFile returns what a file of torch.save has.
 func FromFile(f *torchsave.File) (*State, error) {
-	in := &input{src: f, infos: f.Infos(), objects: map[string]any{}, tied: map[string]bool{}}
+	in := &input{src: f, infos: f.Infos(), objects: map[string]any{}, refused: maps.Clone(f.Refused()), tied: map[string]bool{}}
 	paths, storages := map[string][]any{}, map[string]bool{}
 	for _, leaf := range f.Leaves() {
 		paths[leaf.Name] = leaf.Path
