@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,7 +18,9 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/dcp"
+	"github.com/cohort-ml/cohort/checkpoint/internal/torchtest"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/checkpoint/torchsave"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/optim"
@@ -169,4 +172,49 @@ func isNear(got, want []float64) error {
 		}
 	}
 	return nil
+}
+
+// PyTorch's reader of Hugging Face's files opens a checkpoint of Cohort as it is, whatever ranks
+// have saved it.
+func TestPyTorchReadsCohort(t *testing.T) {
+	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), "from torch.distributed.checkpoint import HuggingFaceStorageReader; import safetensors")
+	dir := t.TempDir()
+	for _, n := range []int{1, 3} {
+		run := filepath.Join(dir, fmt.Sprint("ranks-", n))
+		err := dist.Spawn(t.Context(), n, func(ctx context.Context, g *dist.Group) error {
+			j := newJob()
+			if err := j.shard(ctx, g); err != nil {
+				return err
+			}
+			if _, err := j.train(ctx, 0, 2); err != nil {
+				return err
+			}
+			return checkpoint.Save(ctx, g, storage.Dir(run), 2, checkpoint.State{Sections: map[string][]checkpoint.Part{
+				checkpoint.Model: train.ModelParts(j.spread), checkpoint.Optimizer: train.OptimizerParts(j.spread, j.opt),
+			}})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ck, err := checkpoint.Open(t.Context(), storage.Dir(run), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors := map[string]any{}
+		for _, section := range []string{checkpoint.Model, checkpoint.Optimizer} {
+			src, err := ck.Source(section)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer src.Close()
+			maps.Copy(tensors, torchsave.FromSource(src))
+		}
+		file := filepath.Join(dir, "whole.pt")
+		if err := torchsave.Save(file, tensors); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSpace(torchtest.Run(t, python, "huggingface.py", filepath.Join(run, checkpoint.StepName(2)), file)); got != "24" {
+			t.Errorf("%d ranks: PyTorch has compared %s tensors, want 24", n, got)
+		}
+	}
 }
