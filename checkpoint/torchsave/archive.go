@@ -225,6 +225,8 @@ func (a *archive) parseMember(b []byte) (m *member, rest []byte, err error) {
 	switch {
 	case flags&flagEncrypted != 0:
 		return nil, nil, a.errorf(name, "is encrypted")
+	case method != 0 && strings.Contains(name, "/code/__torch__"):
+		return nil, nil, a.errorf("", "%s", torchScript)
 	case method != 0:
 		return nil, nil, a.errorf(name, "is compressed (method %d): members of torch.save are stored as they are", method)
 	case compressed != size:
@@ -236,6 +238,9 @@ func (a *archive) parseMember(b []byte) (m *member, rest []byte, err error) {
 	}
 	return &member{name: name, header: int64(header), size: int64(size)}, b[next:], nil
 }
+
+// torchScript is what is wrong with an archive of compiled modules.
+const torchScript = "is a TorchScript archive, which has code: save the module's state_dict instead"
 
 // isPlainPath accepts names such as archive/data/0, which do not leave the archive.
 func isPlainPath(name string) bool {

@@ -10,6 +10,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint/pickle"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -88,12 +89,31 @@ func NewFile(r io.ReaderAt, size int64, name string, limits Limits) (*File, erro
 	}
 	raw, err := pickle.Decode(text, pickle.Options{File: name + ": " + m.name, Allow: Allow, Limits: limits})
 	if err != nil {
-		return nil, fmt.Errorf("torchsave: %w", err)
+		return nil, fmt.Errorf("torchsave: %w%s", err, hint(err))
 	}
 	if f.value, err = (builder{f}).value(raw); err != nil {
 		return nil, err
 	}
 	return f, f.list()
+}
+
+// hint says what to do about globals that files often have.
+func hint(err error) string {
+	var e *pickle.ForbiddenError
+	if !errors.As(err, &e) {
+		return ""
+	}
+	for _, h := range []struct{ module, text string }{
+		{"torch.distributed.tensor", "a DTensor is a rank's part of a tensor: save its full_tensor(), or save with torch.distributed.checkpoint"},
+		{"torch.distributed._shard", "a ShardedTensor is a rank's part of a tensor: save with torch.distributed.checkpoint"},
+		{"torch.nn.modules", "a module is code: save its state_dict()"},
+		{"numpy", "save a NumPy value as a number, or as a tensor (torch.from_numpy)"},
+	} {
+		if strings.HasPrefix(e.Global.Module, h.module) {
+			return "; " + h.text
+		}
+	}
+	return ""
 }
 
 // maxPickle bounds data.pkl, which has about 200 bytes for a tensor.
@@ -115,7 +135,7 @@ func (f *File) findTop() error {
 		return f.errorf("has no member data.pkl: it is a zip archive, and no file of torch.save")
 	}
 	if f.archive.members[f.top+"/constants.pkl"] != nil {
-		return f.errorf("is a TorchScript archive, which has code: save the module's state_dict instead")
+		return f.errorf("%s", torchScript)
 	}
 	m := f.archive.members[f.top+"/byteorder"]
 	if m == nil {

@@ -88,6 +88,38 @@ func TestFilesOfPyTorch(t *testing.T) {
 	}
 }
 
+// One value in each protocol of pickles that PyTorch takes.
+func TestProtocols(t *testing.T) {
+	for protocol := 2; protocol <= 5; protocol++ {
+		f := open(t, fmt.Sprintf("testdata/protocol-%d.pt", protocol))
+		for name, want := range map[string]string{
+			// Rows of the transposed 0 to 5.
+			"w": "00000000" + "00004040" + "0000803f" + "00008040" + "00000040" + "0000a040", "eight": "3cc0", "nested.0.1.x": "01",
+		} {
+			x, err := f.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, x.NumBytes())
+			if err := f.ReadTensor(name, got); err != nil {
+				t.Fatal(err)
+			}
+			if hex.EncodeToString(got) != want {
+				t.Errorf("protocol %d: %s is %x, want %s", protocol, name, got, want)
+			}
+		}
+		values := map[string]any{}
+		for _, leaf := range f.Leaves() {
+			values[leaf.Name] = leaf.Value
+		}
+		for name, want := range map[string]any{"raw": []byte{0, 255}, "big": int64(1 << 40), "kinds": &pickle.Set{Items: []any{int64(1)}}, "nested.0.0": int64(1)} {
+			if !reflect.DeepEqual(values[name], want) {
+				t.Errorf("protocol %d: %s is %#v, want %#v", protocol, name, values[name], want)
+			}
+		}
+	}
+}
+
 // checkValues looks at what is no tensor in a file of testdata/odd.py.
 func checkValues(t *testing.T, f *File) {
 	t.Helper()
