@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/tensor"
@@ -45,10 +46,10 @@ func (e *NoProofError) Error() string {
 
 func (e *NoProofError) Unwrap() error { return e.Err }
 
-// Prove loads the newest checkpoint of a run of [LM], [Vision] or [Rec], as a run that resumes
-// does, and does the step after it again. It compares this step with what the run itself noted
-// of it. path is the directory of the run or of one checkpoint. The ranks are goroutines of
-// this process. It changes no files.
+// Prove loads a checkpoint of a run of [LM], [Vision] or [Rec], as a run that resumes does, and
+// does the step after it again. It compares this step with what the run itself noted of it.
+// path is the directory of one checkpoint, or that of the run, whose newest checkpoint with a
+// proof is taken. The ranks are goroutines of this process. It changes no files.
 //
 // A checkpoint without a proof is a [NoProofError]; what differs is in the Comparison, not
 // an error.
@@ -56,11 +57,7 @@ func Prove(ctx context.Context, path string, o ProveOptions) (*proof.Comparison,
 	if o.Notice == nil {
 		o.Notice = func(string) {}
 	}
-	ck, err := latest(ctx, path, o.Notice)
-	if err != nil {
-		return nil, fmt.Errorf("prove: %w", err)
-	}
-	run, err := ReadProof(ck)
+	ck, run, err := findProof(ctx, path, o.Notice)
 	if err != nil {
 		return nil, fmt.Errorf("prove: %w", err)
 	}
@@ -69,6 +66,58 @@ func Prove(ctx context.Context, path string, o ProveOptions) (*proof.Comparison,
 		return nil, fmt.Errorf("prove %s: %w", ck.Path, err)
 	}
 	return proof.Compare(run, again, o.Tolerance), nil
+}
+
+// ProveTask is [Prove] for a program that calls [Run]: all ranks of the group call it with the
+// task and the options that they give to Run, and a path that all of them see. The Comparison is
+// nil on all ranks but rank 0.
+func ProveTask[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, path string) (*Comparison, error) {
+	ck, run, err := findProof(ctx, path, func(string) {})
+	if err != nil {
+		return nil, fmt.Errorf("prove: %w", err)
+	}
+	p := &replay{path: ck.Path, run: run}
+	if err := Run(context.WithValue(ctx, replayKey{}, p), group, task, o, Discard); err != nil {
+		return nil, fmt.Errorf("prove %s: %w", ck.Path, err)
+	}
+	switch {
+	case group.Rank() != 0:
+		return nil, nil
+	case p.done == nil:
+		return nil, fmt.Errorf("prove %s: %w", ck.Path, errNotFinite)
+	}
+	return proof.Compare(run, p.done, 0), nil
+}
+
+// findProof opens the checkpoint that path names, or the newest one of a run that has a proof.
+func findProof(ctx context.Context, path string, notice func(text string)) (*checkpoint.Checkpoint, *proof.Proof, error) {
+	ck, err := latest(ctx, path, notice)
+	if err != nil {
+		return nil, nil, err
+	}
+	run, err := ReadProof(ck)
+	if err == nil || filepath.Clean(ck.Path) == filepath.Clean(path) {
+		return ck, run, err
+	}
+	from := storage.Dir(path)
+	steps, listed := checkpoint.Steps(ctx, from)
+	if listed != nil {
+		return nil, nil, listed
+	}
+	for _, step := range steps {
+		if step >= ck.Step {
+			continue
+		}
+		older, opened := checkpoint.Open(ctx, from, checkpoint.StepName(step))
+		if opened != nil {
+			continue
+		}
+		if run, read := ReadProof(older); read == nil {
+			notice(err.Error() + "; this is about the one of step " + fmt.Sprint(step))
+			return older, run, nil
+		}
+	}
+	return nil, nil, err
 }
 
 // ReadProof returns the proof of a checkpoint.
@@ -90,12 +139,17 @@ func ReadProof(ck *checkpoint.Checkpoint) (*proof.Proof, error) {
 	return p, nil
 }
 
+var errNotFinite = errors.New("the step after it was not finite, so nothing can be compared")
+
 // replay is a call of Run that does one step after a checkpoint, and ends.
 type replay struct {
 	path string       // of the checkpoint
 	run  *proof.Proof // of the run; nil for none
 	done *proof.Proof // of this call, on rank 0
 }
+
+// loadedKey is where tests put a function that is given the model of a replay when it was loaded.
+type loadedKey struct{}
 
 // replayKey is where a context has it, so that a recipe and the Run that it calls have the
 // same.
@@ -134,7 +188,7 @@ func replayRecipe(ctx context.Context, ck *checkpoint.Checkpoint, run *proof.Pro
 			return Rec(ctx, g, rec, given, report)
 		}
 	default:
-		return nil, fmt.Errorf("it is of a task %q of another program: that program proves it, by train.Replay", progress.Task)
+		return nil, fmt.Errorf("it is of a task %q of another program: that program proves it, by train.ProveTask", progress.Task)
 	}
 	if err := json.Unmarshal(progress.Recipe, settings); err != nil {
 		return nil, fmt.Errorf("the recipe: %w", err)
@@ -176,7 +230,7 @@ func spawnReplay(ctx context.Context, p *replay, ranks int, run *proof.Proof, f 
 	}
 	err := dist.Spawn(context.WithValue(ctx, replayKey{}, p), max(1, ranks), f)
 	if err == nil && p.done == nil {
-		err = errors.New("the step after it was not finite, so nothing can be compared")
+		err = errNotFinite
 	}
 	return err
 }
@@ -196,6 +250,9 @@ func (r *trainer[B]) replay(ctx context.Context, p *replay) error {
 	if feed, ok := r.feed.(ordered); ok && r.feed.State().Order != "" {
 		r.order = &orderLog{feed: feed}
 		r.order.start.World = r.axes.Data.Size()
+	}
+	if loaded, ok := ctx.Value(loadedKey{}).(func(model any)); ok {
+		loaded(r.task.Model)
 	}
 	if err := r.expectProof(ctx); err != nil {
 		return err
