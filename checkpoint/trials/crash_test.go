@@ -53,6 +53,7 @@ type crash struct {
 	axes      []mesh.Axis
 	numBefore int // checkpoints that are there
 	keep      int
+	async     bool
 	seed      uint64
 	path      string
 	machine   *storagetest.Machine
@@ -69,7 +70,7 @@ func drawCrash(t *testing.T, seed uint64) *crash {
 	r := rand.New(rand.NewPCG(seed, 4))
 	c := &crash{
 		kind: pick(r, kinds...), draws: drawTensors(r), axes: pick(r, nil, []mesh.Axis{{Name: "fsdp", Size: 2}}, []mesh.Axis{{Name: "pp", Size: 2}, {Name: "fsdp", Size: 2}}, []mesh.Axis{{Name: "fsdp", Size: 3}}),
-		numBefore: pick(r, 0, 1, 2, 3), keep: pick(r, 0, 1, 2), seed: seed,
+		numBefore: pick(r, 0, 1, 2, 3), keep: pick(r, 0, 1, 2), async: chance(r, 0.4), seed: seed,
 		machine: storagetest.NewMachine(t, seed), path: filepath.Join(t.TempDir(), "run"),
 	}
 	for i := range c.draws { // half of the tensors do not change
@@ -82,7 +83,7 @@ func drawCrash(t *testing.T, seed uint64) *crash {
 }
 
 func (c *crash) String() string {
-	return fmt.Sprintf("%s, %d tensors on %v, %d checkpoints before, keep %d", c.kind, len(c.draws), c.axes, c.numBefore, c.keep)
+	return fmt.Sprintf("%s, %d tensors on %v, %d checkpoints before, keep %d, async %v", c.kind, len(c.draws), c.axes, c.numBefore, c.keep, c.async)
 }
 
 // at returns the tensors of a step. Frozen ones are those of each step.
@@ -127,14 +128,18 @@ func (c *crash) saves(t *testing.T, steps []int, storageOf func(rank int) storag
 var errKilled = errors.New("this rank was killed")
 
 func (c *crash) savesOfRank(ctx context.Context, g *dist.Group, m *mesh.Mesh, rank int, steps []int, lies []lie, to storage.Storage) error {
+	s, err := checkpoint.NewSaver(ctx, g, to, checkpoint.SaverOptions{Async: c.async, Keep: checkpoint.Retention{Last: c.keep}})
+	if err != nil {
+		return err
+	}
 	for _, step := range steps {
 		h, err := hold(c.at(step), lies, m, true)
 		if err != nil {
 			return err
 		}
 		state := checkpoint.State{Sections: h.sections(), Values: map[string]any{"step": step}, RankValues: map[string]any{"rank": rank}}
-		if err := checkpoint.Save(ctx, g, to, step, state, checkpoint.WithRetention(checkpoint.Retention{Last: c.keep})); err != nil {
-			return err
+		if _, err := s.Save(ctx, step, state); err != nil {
+			return errors.Join(err, s.Close(ctx))
 		}
 		for i, p := range h.parts { // training goes on
 			if !p.Away && !h.draws[i].frozen {
@@ -142,7 +147,7 @@ func (c *crash) savesOfRank(ctx context.Context, g *dist.Group, m *mesh.Mesh, ra
 			}
 		}
 	}
-	return nil
+	return s.Close(ctx)
 }
 
 // try disturbs a save, and says what has come of it.
@@ -375,7 +380,7 @@ func TestTwoWriters(t *testing.T) {
 		var wg sync.WaitGroup
 		for k := range jobs {
 			c := drawCrash(t, seed<<32+uint64(i))
-			c.path, c.keep, c.axes = path, 0, pick(r, nil, []mesh.Axis{{Name: "fsdp", Size: 2}})
+			c.path, c.async, c.keep, c.axes = path, chance(r, 0.5), 0, pick(r, nil, []mesh.Axis{{Name: "fsdp", Size: 2}})
 			c.numBefore = k // the number of the job, for its values
 			jobs[k] = c
 			steps := []int{1, 2, 3}

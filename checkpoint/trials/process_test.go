@@ -74,14 +74,21 @@ func saveForever(path string) error {
 	if err != nil {
 		return err
 	}
+	async := strings.HasSuffix(path, "async")
+	s, err := checkpoint.NewSaver(ctx, g, storage.Dir(path), checkpoint.SaverOptions{Async: async, Keep: checkpoint.Retention{Last: 2}})
+	if err != nil {
+		return err
+	}
 	for step := 1; ; step++ {
 		draws := ofStep(step)
 		h, err := hold(draws, liesAs(draws, mesh.Shard(0)), m, true)
 		if err != nil {
 			return err
 		}
-		s := checkpoint.State{Sections: h.sections(), Values: map[string]any{"step": step}}
-		if err := checkpoint.Save(ctx, g, storage.Dir(path), step, s, checkpoint.WithRetention(checkpoint.Retention{Last: 2})); err != nil {
+		if _, err := s.Save(ctx, step, checkpoint.State{Sections: h.sections(), Values: map[string]any{"step": step}}); err != nil {
+			return err
+		}
+		if err := s.Wait(ctx); err != nil {
 			return err
 		}
 		if g.Rank() == 0 {
@@ -100,15 +107,15 @@ func TestKill(t *testing.T) {
 	count := make(map[string]int)
 	trials(t, 6, func(i int) error {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
-		n := 1 + r.IntN(3)
+		n, how := 1+r.IntN(3), pick(r, "sync", "async")
 		victim := -1 // all
 		if n > 1 && chance(r, 0.6) {
 			victim = r.IntN(n)
 		}
-		what, err := killJob(t, filepath.Join(t.TempDir(), "run"), n, victim, time.Duration(r.IntN(60_000))*time.Microsecond)
+		what, err := killJob(t, filepath.Join(t.TempDir(), how), n, victim, time.Duration(r.IntN(60_000))*time.Microsecond)
 		count[what]++
 		if err != nil {
-			return fmt.Errorf("%d ranks, rank %d is killed (-1: all): %w", n, victim, err)
+			return fmt.Errorf("%d ranks, %s, rank %d is killed (-1: all): %w", n, how, victim, err)
 		}
 		return nil
 	})

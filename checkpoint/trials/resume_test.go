@@ -5,6 +5,7 @@ package trials
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -58,7 +59,7 @@ func resume(t *testing.T, seed uint64) error {
 	d := drawModel(seed)
 	r := rand.New(rand.NewPCG(seed, 3))
 	from, to := d.drawSizes(r), d.drawSizes(r)
-	dir := storage.Dir(t.TempDir())
+	async, dir := chance(r, 0.5), storage.Dir(t.TempDir())
 	var want, same, other outcome
 	err := d.run(t, from, &want, func(ctx context.Context, t *trainer) error {
 		for range d.before {
@@ -69,10 +70,14 @@ func resume(t *testing.T, seed uint64) error {
 		if err := want.saved.add(t.parts()); err != nil {
 			return err
 		}
-		if err := checkpoint.Save(ctx, t.group, dir, d.before, t.state()); err != nil {
+		saver, err := checkpoint.NewSaver(ctx, t.group, dir, checkpoint.SaverOptions{Async: async})
+		if err != nil {
 			return err
 		}
-		return t.steps(ctx)
+		if _, err := saver.Save(ctx, d.before, t.state()); err != nil {
+			return err
+		}
+		return errors.Join(t.steps(ctx), saver.Close(ctx)) // it trains on while a saver that is async writes
 	})
 	if err != nil {
 		return fmt.Errorf("%v on %+v: %w", d, from, err)
