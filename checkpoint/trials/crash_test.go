@@ -222,7 +222,10 @@ func (c *crash) try(t *testing.T) (what string, err error) {
 
 // newest loads the newest checkpoint on one rank, and returns its step, 0 for none.
 func (c *crash) newest(t *testing.T) (step int, err error) {
-	dir := storage.Dir(c.path)
+	return c.newestIn(t, storage.Dir(c.path))
+}
+
+func (c *crash) newestIn(t *testing.T, dir storage.Storage) (step int, err error) {
 	ck, err := checkpoint.Open(t.Context(), dir, "")
 	switch {
 	case err == nil:

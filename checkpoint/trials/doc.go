@@ -24,5 +24,6 @@
 //	bad_test.go        damages checkpoints, and makes up hostile ones
 //	version1_test.go   loads a checkpoint of version 1
 //	crash_test.go      disturbs saves: kills, power failures, full disks, two writers
+//	s3_test.go         the same on a server of S3's protocol behind a bad network
 //	process_test.go    kills processes that save
 package trials
