@@ -280,7 +280,7 @@ func (c *Checkpoint) openEach() ([]storage.Entry, error) {
 // whole, or the disk cannot read it. Every other error, as of a server that does not answer, has
 // its cause outside the checkpoint.
 func (c *Checkpoint) damage(file, problem string, err error) error {
-	isDamage := err == nil
+	isDamage := err == nil || errors.As(err, new(*safetensors.FormatError))
 	for _, e := range []error{fs.ErrNotExist, fs.ErrInvalid, io.EOF, io.ErrUnexpectedEOF, syscall.EIO, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP} {
 		isDamage = isDamage || errors.Is(err, e)
 	}
