@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/cohort-ml/cohort/internal/seeded"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // TestRanksRoundAsOne: computing in bfloat16, the ranks of a mesh are no further from float32 than
@@ -119,9 +122,10 @@ func (o *ownRounding) judge(compare func(own rounding) error) error {
 	return compare(*o.measured)
 }
 
-// rounding trains variants of one rank. In bfloat16 most of them round alike: there, what
-// float32 gives tells how far from it one rank is. Ranks may be as far to the other side; see
-// TestRanksRoundAsOne.
+// rounding trains variants of one rank. In bfloat16 most of them round alike. There, two things
+// tell what rounding makes of a step: how far one rank is from float32, and how far it gets from
+// itself if its weights are off by as much as bfloat16 rounds a value. Ranks may be twice as far,
+// for both sides round; see TestRanksRoundAsOne.
 func (d meshDraw) rounding(ctx context.Context, want outcome) (rounding, error) {
 	share := 1e-6
 	if d.BFloat16 {
@@ -137,9 +141,35 @@ func (d meshDraw) rounding(ctx context.Context, want outcome) (rounding, error) 
 	if errors.Is(err, errTie) { // in another step: float32 may choose otherwise there
 		err = nil
 	}
+	if err != nil {
+		return own, err
+	}
 	own.widen(2, exact, want)
-	return own, err
+	d.BFloat16 = true
+	for variant := numVariants + 1; variant <= 2*numVariants; variant++ {
+		shaken, err := d.alone(ctx, variant)
+		if err != nil {
+			return own, err
+		}
+		own.widen(2, shaken, want)
+	}
+	return own, nil
 }
+
+// shake changes each weight by up to the most by which bfloat16 rounds it.
+func shake(model any, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 20))
+	for _, p := range nn.Parameters(model) {
+		values := elements(p.Data())
+		for i := range values {
+			values[i] *= 1 + (2*r.Float64()-1)/256
+		}
+		p.Data().CopyFrom(tensor.FromFloat64(values, p.Data().Shape()...).To(p.Data().DType()))
+	}
+}
+
+// numVariants is how many ways to round otherwise a rounding is taken from.
+const numVariants = 4
 
 // roundingOf takes ten times what is furthest from want among variants. Gradients may
 // also be off by a share of what the single batches contribute: their terms.
@@ -159,7 +189,7 @@ func roundingOf(want outcome, share float64, terms func() (map[string]float64, e
 		r.grads[name] = max(share*r.grads[name], share/2*largest)
 	}
 	r.state = make(map[string]float64)
-	for variant := 1; variant <= 4; variant++ {
+	for variant := 1; variant <= numVariants; variant++ {
 		other, err := train(variant)
 		if err != nil {
 			return r, fmt.Errorf("variant %d: %w", variant, err)
