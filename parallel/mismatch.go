@@ -104,12 +104,16 @@ func verifySame(ctx context.Context, group *dist.Group, model any, by string) er
 	}
 }
 
+// numDigests is how many numbers firstDifference gathers of each rank where the texts are equal.
+const numDigests = 2
+
 // firstDifference compares a text of each rank. It returns the lowest rank whose text is not that
 // of rank 0, and the texts of rank 0 and of that rank: the same on every rank. The rank is -1 if
 // all texts are equal.
 func firstDifference(ctx context.Context, group *dist.Group, text []byte) (rank int, texts [2][]byte, err error) {
 	table := crc32.MakeTable(crc32.Castagnoli)
-	digests, err := gather(ctx, group, []int64{int64(crc32.Checksum(text, table)), int64(len(text))})
+	own := [numDigests]int64{int64(crc32.Checksum(text, table)), int64(len(text))}
+	digests, err := gather(ctx, group, own[:])
 	if err != nil {
 		return 0, texts, err
 	}

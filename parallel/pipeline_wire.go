@@ -104,13 +104,18 @@ func (q *pipeline) newInbox(ctx context.Context, s *schedule.Schedule, plans []*
 
 // messagesOf returns what an action sends, in the order in which it does.
 func (q *pipeline) messagesOf(plan *pipePlan, a schedule.Action) []pipeMessage {
+	return messagesOf(plan, a, !q.stepped)
+}
+
+// messagesOf also says which types are sent, in the first step.
+func messagesOf(plan *pipePlan, a schedule.Action, withTypes bool) []pipeMessage {
 	var out []pipeMessage
 	for _, v := range plan.values {
 		switch {
 		case a.Kind == schedule.Forward && v.born == a.Stage:
 			for _, stage := range v.uses {
 				m := pipeMessage{value: v, stage: stage, microbatch: a.Microbatch}
-				if !q.stepped {
+				if withTypes {
 					m.isType = true
 					out = append(out, m)
 					m.isType = false

@@ -38,10 +38,14 @@ type PredictOptions struct {
 	// once with values that have shapes and no data: the carrier's device is tensor.Meta, and
 	// the batch must be there too. nil leaves the peak out.
 	Loss       func(c *nn.Ctx, model any) *tensor.Tensor
-	BatchBytes int64             // of the tensors of a batch
-	Around     []nn.Interceptor  // of the step's passes, such as nn.Recompute
-	Autocast   tensor.DType      // of the step's passes, 0 for none
-	Generator  *tensor.Generator // nil for one of Predict's own
+	BatchBytes int64 // of the tensors of a batch
+	// Microbatches is how many batches a step has, in a pipeline: each sends what it needs. 0 is
+	// one. Other strategies send as much whatever their number is, but for FSDP, which gathers again
+	// for each.
+	Microbatches int
+	Around       []nn.Interceptor  // of the step's passes, such as nn.Recompute
+	Autocast     tensor.DType      // of the step's passes, 0 for none
+	Generator    *tensor.Generator // nil for one of Predict's own
 }
 
 // forecast is what a strategy knows of its steps beforehand.
@@ -70,6 +74,9 @@ type forecast struct {
 	within func(c *nn.Ctx) *nn.Ctx
 	sent   func() int64
 	noPeak error
+	// sends returns the bytes that a pipeline sends besides calls. It asks for them by the shapes of
+	// a batch alone, and no pass is run.
+	sends func(ctx context.Context, o PredictOptions) (int64, error)
 }
 
 // plannedCall is a collective that a step will make.
@@ -101,9 +108,16 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 	if p.NoPeak = err; err == nil {
 		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + held
 	}
-	if (f.result != nil || f.sent != nil) && err != nil {
+	switch {
+	case f.sends != nil && f.noSent == nil:
+		var messages int64
+		if messages, p.NoSent = f.sends(ctx, o); p.NoSent == nil {
+			p.SentBytes, p.NoSent = f.sentBytes()
+			p.SentBytes += messages
+		}
+	case (f.result != nil || f.sent != nil) && err != nil:
 		p.NoSent = err
-	} else {
+	default:
 		p.SentBytes, p.NoSent = f.sentBytes()
 	}
 	return p
@@ -333,11 +347,18 @@ func (p *Parallel) forecast() forecast {
 	}
 	f.sent = func() int64 { return p.sentBytes() - before }
 	for _, part := range p.parts {
-		if _, ok := part.(stepper); ok {
-			f.noPeak = fmt.Errorf("predict: the passes of axis %s overlap as its schedule says, and their peak is not known", part.axis())
-			f.noSent = f.noPeak
-		} else if _, ok := part.(meter); !ok {
+		if part == splitter(p.pipe) {
+			continue
+		}
+		if _, ok := part.(meter); !ok {
 			f.noSent = fmt.Errorf("predict: what axis %s sends is not counted beforehand", part.axis())
+		}
+	}
+	if p.pipe != nil {
+		f.noPeak = fmt.Errorf("predict: the passes of axis %s overlap as its schedule says, and their peak is not known", p.pipe.axis())
+		f.sends = p.pipe.predictSent
+		if _, shards := p.engine.(*FSDP); shards || len(p.parts) > 1 {
+			f.noSent = fmt.Errorf("predict: what the passes of a stage send on the axes beside %s is not counted beforehand", p.pipe.axis())
 		}
 	}
 	return f

@@ -158,7 +158,7 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	}
 	w.begin()
 	predicted := parallel.Predict(ctx, strategy, parallel.PredictOptions{
-		Optimizer: w.optimizer, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y),
+		Optimizer: w.optimizer, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y), Microbatches: len(parts),
 		Loss: func(c *nn.Ctx, forward any) *tensor.Tensor { return w.lossOf(c, forward, parts[0].x, parts[0].y) },
 	})
 	if err := cmp.Or(predicted.NoPeak, predicted.NoSent); err != nil && slices.Contains(namedStrategies(), o.Strategy) {
