@@ -181,7 +181,7 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 	if step = o.Step; step < 0 {
 		step = max(in.Step, 0)
 	}
-	files, err := in.Companions(ctx)
+	files, err := in.further(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -223,6 +223,28 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 		}
 	}
 	return step, checkpoint.Rewrite(ctx, to.Inside, step, s, o.Layout)
+}
+
+// further reads the files that a checkpoint of Cohort has beside the tensors: those of the input
+// if it is one too, else its companions.
+func (in *Input) further(ctx context.Context) (map[string][]byte, error) {
+	c := in.Checkpoint
+	if c == nil {
+		return in.Companions(ctx)
+	}
+	files := map[string][]byte{}
+	for _, f := range c.Files {
+		isValue := c.Manifest().Version == 1 && f.Name == "progress.json"
+		if isValue || strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".safetensors.index.json") {
+			continue
+		}
+		text, err := c.ReadFile(f.Name, maxCompanion)
+		if err != nil {
+			return nil, err
+		}
+		files[f.Name] = text
+	}
+	return files, nil
 }
 
 // checkNoFile reports a location that is taken.
@@ -313,7 +335,7 @@ var companions = []string{".json", ".model", ".txt", ".jinja", ".md"}
 // configuration, its tokenizer. The files of a run that only Cohort knows do not.
 func isCompanion(name string) bool {
 	switch name {
-	case manifestFile, "progress.json": // the second one is of checkpoints of version 1
+	case manifestFile, "progress.json", "proof.json": // what only Cohort knows
 		return false
 	}
 	return slices.ContainsFunc(companions, func(end string) bool { return strings.HasSuffix(name, end) }) &&
