@@ -49,6 +49,7 @@
 //   - save.go, merge.go, retention.go: [Save], the commit, and which checkpoints stay.
 //   - saver.go, staging.go: [Saver], and copies of what is written beside training.
 //   - emergency.go, list.go: [SavePart], [Complete], and what is in a storage ([List]).
+//   - frozen.go: links to files of the checkpoint before.
 //   - crew.go, deal.go: what the ranks tell each other, and who writes what.
 //   - section_file.go, crc.go: files with the checksums of their chunks; [Writer].
 //   - manifest.go, manifest_parse.go, scanner.go, box.go: [Manifest], as JSON and checked.

@@ -80,6 +80,7 @@ type save struct {
 	there         []FileInfo // files that other ranks have written; of SavePart
 	damaged       bool       // a damaged checkpoint is in the place of the new one
 	committed     bool
+	links         *linker // nil where there is nothing to link
 }
 
 func (v *save) fail(op string, err error) error {
@@ -218,31 +219,43 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 // release.
 func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err error) {
 	type share struct {
-		Files map[string]int
-		Bytes int64
+		Files         map[string]int
+		Bytes, Frozen int64 // Frozen are those of frozen tensors, which may be linked
 	}
 	mine := share{Files: countFiles(files)}
 	for _, f := range files {
-		mine.Bytes += f.numBytes()
+		if f.frozen {
+			mine.Frozen += f.numBytes()
+		} else {
+			mine.Bytes += f.numBytes()
+		}
 	}
 	waiting := context.WithoutCancel(ctx)
 	all, err := allGather(waiting, v.crew, mine)
 	if err != nil {
 		return nil, v.fail("begin", err)
 	}
-	counts, total := make([]map[string]int, len(all)), int64(0)
+	counts, total, frozen := make([]map[string]int, len(all)), int64(0), int64(0)
 	for r, s := range all {
 		counts[r] = s.Files
+		frozen += s.Frozen
 		total += s.Bytes
 	}
 	nameFiles(files, v.rank, counts)
 	type start struct {
 		Err, Stage, Folder string
+		Before             string // the checkpoint before, for links to its files; empty for none
 	}
 	var s start
 	if v.rank == 0 {
+		if frozen > 0 {
+			s.Before = v.before(ctx)
+		}
+		if s.Before == "" {
+			total += frozen
+		}
 		release, err = v.prepare(ctx, total)
-		s = start{textOf(err), v.stage, v.folder}
+		s.Err, s.Stage, s.Folder = textOf(err), v.stage, v.folder
 	}
 	s, told := broadcast(waiting, v.crew, s)
 	switch {
@@ -253,7 +266,24 @@ func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err
 		err = v.fail("begin", &RankError{Rank: 0, Text: s.Err})
 	}
 	v.stage, v.folder = s.Stage, s.Folder
+	if err == nil && mine.Frozen > 0 {
+		v.links = newLinker(ctx, v.to, s.Before)
+	}
 	return release, err
+}
+
+// before returns the name of the newest checkpoint but that of this step, empty for none.
+func (v *save) before(ctx context.Context) string {
+	steps, err := Steps(ctx, v.to)
+	if err != nil {
+		return ""
+	}
+	for _, step := range steps {
+		if step != v.step {
+			return StepName(step)
+		}
+	}
+	return ""
 }
 
 // prepare makes sure, on rank 0, that nobody else saves there, that the checkpoint has a free
@@ -360,9 +390,16 @@ func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err 
 		own.RankValues[v.rank] = values
 	}
 	for _, f := range files {
-		info, boxes, err := f.write(ctx, v.to, v.stage, v.rank, v.pace)
-		if err != nil {
-			return own, err
+		var info FileInfo
+		var boxes []StoredBox
+		linked := false
+		if f.frozen && v.links != nil {
+			info, boxes, linked = v.links.link(ctx, f, v.stage, v.rank)
+		}
+		if !linked {
+			if info, boxes, err = f.write(ctx, v.to, v.stage, v.rank, v.pace); err != nil {
+				return own, err
+			}
 		}
 		own.Files = append(own.Files, info)
 		own.add(f, boxes)
