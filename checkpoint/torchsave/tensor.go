@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/internal/boxes"
+	"github.com/cohort-ml/cohort/checkpoint/pickle"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 )
 
@@ -55,12 +56,13 @@ func NewTensor(info safetensors.Info, read func(dst []byte, offset int64) error)
 }
 
 // FromSource returns the tensors of a source as a dict, in the source's order, for [Write].
-func FromSource(src checkpoint.Source) map[string]any {
-	tensors := map[string]any{}
+func FromSource(src checkpoint.Source) *pickle.Dict {
+	d := &pickle.Dict{}
 	for _, info := range src.Infos() {
-		tensors[info.Name] = NewTensor(info, func(dst []byte, offset int64) error { return src.ReadRange(info.Name, dst, offset) })
+		t := NewTensor(info, func(dst []byte, offset int64) error { return src.ReadRange(info.Name, dst, offset) })
+		d.Entries = append(d.Entries, pickle.Entry{Key: info.Name, Value: t})
 	}
-	return tensors
+	return d
 }
 
 // ReadBox reads a box of the tensor into dst, which is dense and exactly as long.

@@ -95,7 +95,7 @@ func option(v any) any {
 // by load_state_dict. The arguments are those of [Items]. The optimizer's parameters have
 // numbers in the order of their groups; without groups, in the order of the model.
 func Value(model, optimizer checkpoint.Source, groups []optim.ParamGroup) (any, error) {
-	tensors := dict(model)
+	tensors := torchsave.FromSource(model)
 	if optimizer == nil {
 		return &pickle.Dict{Entries: []pickle.Entry{{Key: modelKey, Value: tensors}}}, nil
 	}
@@ -155,12 +155,4 @@ func Value(model, optimizer checkpoint.Source, groups []optim.ParamGroup) (any, 
 
 func tensorOf(src checkpoint.Source, info safetensors.Info) *torchsave.Tensor {
 	return torchsave.NewTensor(info, func(dst []byte, offset int64) error { return src.ReadRange(info.Name, dst, offset) })
-}
-
-func dict(src checkpoint.Source) *pickle.Dict {
-	d := &pickle.Dict{}
-	for _, info := range src.Infos() {
-		d.Entries = append(d.Entries, pickle.Entry{Key: info.Name, Value: tensorOf(src, info)})
-	}
-	return d
 }

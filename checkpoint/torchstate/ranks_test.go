@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/dcp"
 	"github.com/cohort-ml/cohort/checkpoint/internal/torchtest"
+	"github.com/cohort-ml/cohort/checkpoint/pickle"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/checkpoint/torchsave"
 	"github.com/cohort-ml/cohort/dist"
@@ -27,6 +27,9 @@ import (
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/train"
 )
+
+// imports are what the tests need of PyTorch.
+const imports = "import safetensors, torch.distributed.checkpoint.state_dict; from torch.distributed.checkpoint import HuggingFaceStorageReader; from torch.distributed.fsdp import fully_shard"
 
 // nextLosses are what PyTorch's job of dcp/testdata/mlp.tar.gz had next: mlp.py printed them.
 var nextLosses = []float64{0.08547745645046234, 0.08042135089635849, 0.08623076230287552}
@@ -177,7 +180,7 @@ func isNear(got, want []float64) error {
 // PyTorch's reader of Hugging Face's files opens a checkpoint of Cohort as it is, whatever ranks
 // have saved it.
 func TestPyTorchReadsCohort(t *testing.T) {
-	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), "from torch.distributed.checkpoint import HuggingFaceStorageReader; import safetensors")
+	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), imports)
 	dir := t.TempDir()
 	for _, n := range []int{1, 3} {
 		run := filepath.Join(dir, fmt.Sprint("ranks-", n))
@@ -200,14 +203,14 @@ func TestPyTorchReadsCohort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensors := map[string]any{}
+		tensors := &pickle.Dict{}
 		for _, section := range []string{checkpoint.Model, checkpoint.Optimizer} {
 			src, err := ck.Source(section)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer src.Close()
-			maps.Copy(tensors, torchsave.FromSource(src))
+			tensors.Entries = append(tensors.Entries, torchsave.FromSource(src).Entries...)
 		}
 		file := filepath.Join(dir, "whole.pt")
 		if err := torchsave.Save(file, tensors); err != nil {

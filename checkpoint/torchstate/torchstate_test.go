@@ -196,7 +196,7 @@ func fromDCP(t *testing.T, dir string) *State {
 // A Cohort job goes on from a job of PyTorch, and PyTorch's from Cohort's, with the same next
 // losses, optimizer included, whatever the model is sharded over.
 func TestJobsGoOn(t *testing.T) {
-	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), "import torch.distributed.checkpoint.state_dict; from torch.distributed.fsdp import fully_shard")
+	python := torchtest.Python(t, os.Getenv("COHORT_TEST_PYTHONS"), imports)
 	// run runs commands of mlp.py with one import of PyTorch, and returns the losses of each.
 	run := func(commands ...[]string) (losses [][]float64) {
 		var args []string

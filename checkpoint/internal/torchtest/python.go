@@ -21,8 +21,8 @@ var (
 )
 
 // Python returns an interpreter that can run the imports, such as
-// "import torch.distributed.checkpoint". It skips the test if there is none. listed are
-// interpreters with colons between them, as in COHORT_TEST_PYTHONS.
+// "import torch.distributed.checkpoint", with PyTorch 2 or later. It skips the test if there is
+// none. listed are interpreters with colons between them, as in COHORT_TEST_PYTHONS.
 func Python(t testing.TB, listed, imports string) string {
 	t.Helper()
 	if testing.Short() {
@@ -42,10 +42,12 @@ func Python(t testing.TB, listed, imports string) string {
 }
 
 func look(listed, imports string) string {
+	// Who has an older PyTorch is passed over without importing it, which takes seconds.
+	const recent = `import importlib.metadata as m; assert int(m.version("torch").split(".")[0]) >= 2; `
 	// The listed ones come first: they are newer than what a system has.
 	names := append(filepath.SplitList(listed), "python3", "/usr/bin/python3")
 	for _, name := range names {
-		if path, err := exec.LookPath(name); err == nil && exec.Command(path, "-c", imports).Run() == nil {
+		if path, err := exec.LookPath(name); err == nil && exec.Command(path, "-c", recent+imports).Run() == nil {
 			return path
 		}
 	}
