@@ -3,9 +3,12 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -33,8 +36,9 @@ type openObject struct {
 	users int
 }
 
-// maxOpenFiles is how many files of a section stay open.
-const maxOpenFiles = 64
+// maxOpenFiles is how many files of a section stay open. A tensor that a thousand ranks have
+// saved lies in a thousand files, and so does the next one.
+const maxOpenFiles = 1024
 
 // Source opens a section. The source reads files when it is asked for tensors. A section that
 // is not there is an error.
@@ -203,24 +207,32 @@ func (s *SectionSource) use(name string) (*openObject, error) {
 	o := s.files[name]
 	if o == nil {
 		opened, err := s.c.openFile(name)
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			s.closeIdle(0)
+			opened, err = s.c.openFile(name)
+		}
 		if err != nil {
 			return nil, err
 		}
 		o = &openObject{Object: opened, name: name}
 		s.files[name] = o
+		s.closeIdle(maxOpenFiles)
 		s.order = append(s.order, o)
-		for i := 0; len(s.files) > maxOpenFiles && i < len(s.order)-1; {
-			if old := s.order[i]; old.users == 0 {
-				old.Close()
-				delete(s.files, old.name)
-				s.order = append(s.order[:i], s.order[i+1:]...)
-			} else {
-				i++
-			}
-		}
 	}
 	o.users++
 	return o, nil
+}
+
+// closeIdle closes files that nobody reads, the oldest first, until at most limit are open.
+func (s *SectionSource) closeIdle(limit int) {
+	s.order = slices.DeleteFunc(s.order, func(o *openObject) bool {
+		if len(s.files) <= limit || o.users > 0 {
+			return false
+		}
+		o.Close()
+		delete(s.files, o.name)
+		return true
+	})
 }
 
 func (s *SectionSource) unuse(o *openObject) {
