@@ -25,5 +25,7 @@
 //	version1_test.go   loads a checkpoint of version 1
 //	crash_test.go      disturbs saves: kills, power failures, full disks, two writers
 //	s3_test.go         the same on a server of S3's protocol behind a bad network
+//	emergency_test.go  lets ranks save alone, and leaves some of them out
+//	scale_test.go      has 1,000 ranks and a million boxes
 //	process_test.go    kills processes that save
 package trials
