@@ -28,6 +28,7 @@ func mustOpen(t testing.TB, address string) *Bucket {
 	}
 	b.pauses.first, b.pauses.last = 2*time.Millisecond, 100*time.Millisecond
 	b.pauses.numAttempts = 14
+	b.intentLife = 2 * time.Second // those of the killed, and those delivered late, count so long
 	t.Cleanup(b.client.CredContext().Client.CloseIdleConnections)
 	return b
 }

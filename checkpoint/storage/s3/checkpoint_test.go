@@ -159,9 +159,8 @@ func TestCheckpoints(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		t.Run(fmt.Sprintf("no conditions=%v", ignore), func(t *testing.T) {
 			s := s3test.GoFake(t)
-			p := s3test.NewProxy(t, s, seed, s3test.Faults{Rate: 0.1, Delay: 3 * time.Millisecond, IgnoreConditions: ignore})
+			p := s3test.NewProxy(t, s, seed, s3test.Faults{Rate: 0.1, Delay: 3 * time.Millisecond, Late: true, IgnoreConditions: ignore})
 			b := mustOpen(t, p.Address("run"))
-			b.intentLife = 2 * time.Second
 			r := rand.New(rand.NewPCG(seed, 7))
 			newest, numDead := 0, 0
 			for step := 1; step <= *numSteps/2; step++ {

@@ -30,7 +30,7 @@ func (b *Bucket) Commit(ctx context.Context, stage, name string, manifest []byte
 	if err != nil {
 		return err
 	}
-	c := &commit{b: b, stage: stage, name: name, manifest: manifest, key: name + "/" + storage.ManifestName}
+	c := &commit{b: b, stage: stage, name: name, manifest: manifest, key: name + "/" + storage.ManifestName, seen: map[string]time.Time{}}
 	if how == CommitByCondition {
 		return c.byCondition(ctx)
 	}
@@ -110,6 +110,7 @@ type commit struct {
 	stage, name string
 	key         string // of the manifest
 	manifest    []byte
+	seen        map[string]time.Time // when the intents of others were first seen
 	// sent: a put of the manifest was not answered, so it may take place at any time.
 	sent bool
 }
@@ -190,17 +191,28 @@ func (c *commit) doubt(ctx context.Context, err error) error {
 // manifest, so that one list shows them all. A saver puts the manifest only after a
 // list, made after its intent was put, that shows no manifest and no other intent; and
 // its intent stays until the manifest is put. So of two savers one sees the other's
-// intent or manifest.
+// intent or manifest. A saver that sees another's intent before it has one of its own
+// only waits.
 func (c *commit) byListing(ctx context.Context) error {
-	deadline, cancel := context.WithTimeoutCause(ctx, 4*c.b.intentLife+attemptTime(int64(len(c.manifest))),
-		fmt.Errorf("the intents of other savers stand in the way of %s for too long", c.name))
+	ctx, cancel := context.WithTimeoutCause(ctx, 4*c.b.intentLife+attemptTime(int64(len(c.manifest))),
+		errors.New("the intents of other savers stand in the way for too long: is another run saving there?"))
 	defer cancel()
 	for attempt := 0; ; attempt++ {
-		done, err := c.tryListing(deadline)
+		found, err := c.look(ctx, "")
+		if err != nil {
+			return err
+		}
+		done := false
+		switch {
+		case found.manifest:
+			done, err = c.ended(ctx)
+		case len(found.others) == 0:
+			done, err = c.tryListing(ctx)
+		}
 		if done || err != nil {
 			return err
 		}
-		if err := c.b.pauses.wait(deadline, min(attempt, 4)); err != nil {
+		if err := c.b.pauses.wait(ctx, min(attempt, 4)); err != nil {
 			return fmt.Errorf("storage: commit %s: %w", storage.At(c.b, c.name), err)
 		}
 	}
@@ -213,62 +225,92 @@ const intentInfix = ".intent-"
 func (c *commit) tryListing(ctx context.Context) (done bool, err error) {
 	intent := c.key + intentInfix + randomName()
 	began := time.Now()
-	if err := storage.WriteFile(ctx, c.b, intent, []byte(c.stage)); err != nil {
-		return true, err
-	}
 	withdraw := true
 	defer func() {
 		if !withdraw {
 			return
 		}
+		// If that fails, the others wait as for a saver that was killed.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if rerr := c.b.removeObject(ctx, intent); rerr != nil && err == nil && !done {
-			err = rerr
-		}
+		c.b.removeObject(ctx, intent)
 	}()
+	if err := storage.WriteFile(ctx, c.b, intent, []byte(c.stage)); err != nil {
+		return true, err
+	}
 	for attempt := 0; ; attempt++ {
-		found, err := c.b.list(ctx, c.key, false)
-		if err != nil {
-			return true, err
-		}
-		mine, others, there := c.look(found, intent)
+		found, err := c.look(ctx, intent)
 		switch {
-		case there:
-			if err := c.taken(ctx); !errors.Is(err, fs.ErrNotExist) {
-				return true, err
-			}
-			continue // removed between the two
-		case mine == nil:
-			return false, nil // it was too old for another
-		case time.Since(began) > c.b.intentLife/4:
-			return false, nil
-		}
-		others, err = c.removeStale(ctx, mine, others)
-		if err != nil {
+		case err != nil:
 			return true, err
-		}
-		if len(others) == 0 {
+		case found.manifest:
+			return c.ended(ctx)
+		case !found.mine, time.Since(began) > c.b.intentLife/4:
+			return false, nil // others may count it for dead
+		case len(found.others) == 0:
 			// The others wait for the manifest, as long as the intent counts.
 			put, cancel := context.WithTimeout(ctx, c.b.intentLife/4)
 			defer cancel()
 			err := c.put(put, c.anyPut)
 			if statusOf(err) == http.StatusPreconditionFailed {
-				return true, c.taken(ctx)
+				return c.ended(ctx)
 			}
 			if err != nil {
 				err = c.doubt(ctx, err)
 				withdraw = !errors.As(err, new(*storage.DoubtError))
 			}
 			return true, err
-		}
-		if others[0].Key < mine.Key {
+		case found.others[0] < intent:
 			return false, nil
 		}
 		if err := c.b.pauses.wait(ctx, min(attempt, 4)); err != nil {
 			return true, fmt.Errorf("storage: commit %s: %w", storage.At(c.b, c.name), err)
 		}
 	}
+}
+
+// ended returns what came of the commit if there is a manifest. If there is none any
+// more, it goes on.
+func (c *commit) ended(ctx context.Context) (done bool, err error) {
+	if err = c.taken(ctx); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return true, err
+}
+
+// view is what a list shows of a commit.
+type view struct {
+	manifest bool
+	mine     bool     // the intent that was asked for
+	others   []string // the intents of others that count, in order
+}
+
+// look lists the manifest and the intents. An intent that this commit has seen for
+// longer than intents count is that of a dead saver, and is removed.
+func (c *commit) look(ctx context.Context, intent string) (v view, err error) {
+	objects, err := c.b.list(ctx, c.key, false)
+	if err != nil {
+		return v, err
+	}
+	for _, o := range objects {
+		name := c.b.name(o.Key)
+		switch {
+		case name == c.key:
+			v.manifest = true
+		case name == intent:
+			v.mine = true
+		case strings.HasPrefix(name, c.key+intentInfix):
+			if _, ok := c.seen[name]; !ok {
+				c.seen[name] = time.Now()
+			}
+			if time.Since(c.seen[name]) <= c.b.intentLife {
+				v.others = append(v.others, name)
+			} else if err := c.b.removeObject(ctx, name); err != nil {
+				return v, err
+			}
+		}
+	}
+	return v, nil
 }
 
 // anyPut puts the manifest: with the condition too, for another saver's sake whose
@@ -279,33 +321,4 @@ func (c *commit) anyPut(ctx context.Context) error {
 		err = c.b.put(ctx, c.key, c.manifest, minio.PutObjectOptions{ContentType: "application/json"})
 	}
 	return err
-}
-
-// look finds the manifest and the intents in a list; others is in order.
-func (c *commit) look(found []minio.ObjectInfo, intent string) (mine *minio.ObjectInfo, others []minio.ObjectInfo, there bool) {
-	for _, o := range found {
-		switch {
-		case o.Key == c.b.key(c.key):
-			there = true
-		case o.Key == c.b.key(intent):
-			mine = &o
-		case strings.HasPrefix(o.Key, c.b.key(c.key+intentInfix)):
-			others = append(others, o)
-		}
-	}
-	return mine, others, there
-}
-
-// removeStale removes the intents of savers that are dead, by the server's clock.
-func (c *commit) removeStale(ctx context.Context, mine *minio.ObjectInfo, others []minio.ObjectInfo) (alive []minio.ObjectInfo, err error) {
-	for _, o := range others {
-		if mine.LastModified.Sub(o.LastModified) <= c.b.intentLife {
-			alive = append(alive, o)
-			continue
-		}
-		if err := c.b.removeObject(ctx, c.b.name(o.Key)); err != nil {
-			return nil, err
-		}
-	}
-	return alive, nil
 }

@@ -141,7 +141,7 @@ func TestSavers(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		t.Run(fmt.Sprintf("no conditions=%v", ignore), func(t *testing.T) {
 			s := s3test.GoFake(t)
-			p := s3test.NewProxy(t, s, seed, s3test.Faults{Rate: 0.2, Delay: 4 * time.Millisecond, IgnoreConditions: ignore})
+			p := s3test.NewProxy(t, s, seed, s3test.Faults{Rate: 0.2, Delay: 4 * time.Millisecond, Late: true, IgnoreConditions: ignore})
 			ctx, done := context.WithCancel(t.Context())
 			defer done()
 			var reader sync.WaitGroup
@@ -149,7 +149,6 @@ func TestSavers(t *testing.T) {
 			savers := make([]*saver, 2)
 			for i := range savers {
 				b := mustOpen(t, p.Address("run"))
-				b.intentLife = 2 * time.Second // those of the killed count so long
 				savers[i] = &saver{b: b, name: string(rune('a' + i)), r: rand.New(rand.NewPCG(seed, uint64(i)))}
 			}
 			numKilled, numDoubts := 0, 0

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -206,21 +207,25 @@ func (f *file) Close() error {
 }
 
 // complete makes an object of the parts. If an earlier attempt did it and its answer
-// was lost, the upload is no longer known, and the object is there.
+// was lost, the upload is no longer known, and an object is there that was not before.
 func (f *file) complete() error {
+	before, err := f.b.stat(f.ctx, f.name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	numAttempts := 0
 	return f.b.retry(f.ctx, "complete the upload of", f.name, f.size/64, func(ctx context.Context) error {
 		numAttempts++
 		_, err := f.b.core.CompleteMultipartUpload(ctx, f.b.place.bucket, f.b.key(f.name), f.upload, f.parts, minio.PutObjectOptions{})
-		if err != nil && numAttempts > 1 && statusOf(err) == 404 {
-			o, serr := f.b.client.StatObject(ctx, f.b.place.bucket, f.b.key(f.name), minio.StatObjectOptions{})
-			switch {
-			case serr == nil && o.Size == f.size && strings.HasSuffix(o.ETag, fmt.Sprintf("-%d", len(f.parts))):
-				return nil
-			case serr != nil && !errors.Is(serr, fs.ErrNotExist) && statusOf(serr) != 404:
-				return serr
-			}
-			return fmt.Errorf("the server no longer knows the upload")
+		if err == nil || numAttempts == 1 || statusOf(err) != http.StatusNotFound {
+			return err
+		}
+		o, serr := f.b.client.StatObject(ctx, f.b.place.bucket, f.b.key(f.name), minio.StatObjectOptions{})
+		switch {
+		case serr == nil && o.Size == f.size && (o.ETag != before.ETag || !o.LastModified.Equal(before.LastModified)):
+			return nil
+		case serr != nil && statusOf(serr) != http.StatusNotFound:
+			return serr
 		}
 		return err
 	})

@@ -24,6 +24,9 @@ type Faults struct {
 	// Delay is the longest time for which a request is held back; requests overtake
 	// each other so.
 	Delay time.Duration
+	// Late: some requests are delivered once more, or only, after their sender has
+	// gone on. What was removed may come back so.
+	Late bool
 	// IgnoreConditions makes the server one that accepts conditional puts and does
 	// not look at the condition.
 	IgnoreConditions bool
@@ -40,6 +43,7 @@ const (
 	faultTwice   = "request delivered once more later"
 )
 
+// faultKinds are all kinds, those of Late last.
 var faultKinds = []string{faultRefused, faultBusy, faultLost, faultError, faultCut, faultLate, faultTwice}
 
 // Proxy stands before a server.
@@ -97,7 +101,11 @@ func (p *Proxy) draw() (fault string, delay, later time.Duration) {
 		p.numOK++
 		return "", delay, 0
 	}
-	fault = faultKinds[p.r.IntN(len(faultKinds))]
+	kinds := faultKinds
+	if !p.faults.Late {
+		kinds = kinds[:len(kinds)-2]
+	}
+	fault = kinds[p.r.IntN(len(kinds))]
 	p.done[fault]++
 	return fault, delay, later
 }
