@@ -11,7 +11,8 @@
 // each tensor. A [File] is also a checkpoint.Source: its tensors have the names of their
 // places, such as model.weight for the dict {"model": {"weight": …}}. A tensor is read where
 // it lies, so memory is bounded whatever the size of the file. Strides, views, shared storages
-// and files of big-endian machines read as PyTorch reads them.
+// and files of big-endian machines read as PyTorch reads them. (PyTorch itself does not swap the
+// bytes of uint16, uint32 and uint64 of the other kind of machine; this package does.)
 //
 // [Write] and [Save] make a file that torch.load opens with weights_only=True.
 //

@@ -172,7 +172,7 @@ func written(r *rand.Rand) (any, map[string][]byte) {
 			tensors[name], data["model."+name] = drawnTensor(r, dtypes[i].st, shape...)
 		}
 	}
-	large, bytes := drawnTensor(r, safetensors.F32, 700, 1000)
+	large, bytes := drawnTensor(r, safetensors.F32, 270, 1000)
 	tensors["large"], tensors["tied"] = large, large
 	data["model.large"], data["model.tied"] = bytes, bytes
 	param, bytes := drawnTensor(r, safetensors.F32, 2)
@@ -294,6 +294,10 @@ func TestPyTorchLoads(t *testing.T) {
 			w, ok := got[name]
 			if info, _ := f.Tensor(name); !ok || !slices.Equal(w.Shape, info.Shape) {
 				t.Errorf("%v: %s is %+v", file, name, w)
+			}
+			// PyTorch does not swap the bytes of the dtypes that have no storage of their own, as uint16.
+			if info, _ := f.Tensor(name); file == bigEndian && info.dtype.storage == "" && info.dtype.swap > 1 {
+				continue
 			}
 			if w.Hex != hex.EncodeToString(want) {
 				t.Errorf("%v: %s came back otherwise in PyTorch", file, name)
