@@ -52,6 +52,7 @@ compare.`,
 		newBenchRPCCommand(f),
 		newBenchSecurityCommand(f),
 		newBenchLoaderCommand(f),
+		newBenchCkptCommand(f),
 	)
 	return cmd
 }

@@ -63,6 +63,7 @@ func TestBench(t *testing.T) {
 		{"security --bytes 64,100000 --reps 3", 14, fields{"bench": "security", "case": "connect", "transport": "bare"}},
 		{"loader --model cnn --pairs 2 --steps 1 --workers 2 --threads 1", 1, fields{"bench": "loader", "case": "cnn", "workers": 2., "pairs": 2., "batch": 64.}},
 		{"security --cases refuse --reps 2", 2, fields{"case": "refuse", "transport": "token"}},
+		{"ckpt --bytes 256K --ranks 2 --reps 1 --cases memcpy,disk,save,load,reshard,async_block", 6, fields{"bench": "ckpt", "case": "memcpy", "ranks": 2., "bytes": 262144.}},
 		{"store --clients 6 --processes 3 --connections own --ops add --time 10ms", 1, fields{"case": "add", "clients": 6., "connections": 6.}},
 	} {
 		out := cohortProcess(t, "bench "+tt.args+" --json")
@@ -126,6 +127,10 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"step --dtype float8":                    `no dtype "float8"`,
 		"step --steps 0":                         "0 steps",
 		"step --thread 1":                        "did you mean --threads?",
+		"ckpt --cases prove":                     `no case "prove"`,
+		"ckpt --bytes 1,2":                       "want one size",
+		"ckpt --bytes 8":                         "a state of 8 bytes",
+		"ckpt --reps 0":                          "0 repetitions",
 		"ddp --ranks 0":                          "0 ranks",
 		"ddp --ranks 1000000":                    "1000000 ranks on a machine of",
 		"ddp --steps 0":                          "0 steps",

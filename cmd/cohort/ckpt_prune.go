@@ -50,17 +50,21 @@ those that stay. What later checkpoints share with removed ones stays with them.
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), map[string]any{"run": args[0], "remove": append([]int{}, remove...), "stay": append([]int{}, stay...), "removed": yes})
 			}
+			stays := plural(len(stay), "checkpoint") + " stay"
+			if len(stay) == 1 {
+				stays += "s"
+			}
 			verb := "would remove"
 			if yes {
 				verb = "removed"
 			}
 			out := cmd.OutOrStdout()
 			if len(remove) == 0 {
-				_, err := fmt.Fprintf(out, "nothing to remove: %s stay\n", plural(len(stay), "checkpoint"))
+				_, err := fmt.Fprintf(out, "nothing to remove: %s\n", stays)
 				return err
 			}
-			fmt.Fprintf(out, "%s %s: steps %s\n", verb, plural(len(remove), "checkpoint"), inNumbers(remove))
-			fmt.Fprintf(out, "%s stay: steps %s\n", plural(len(stay), "checkpoint"), inNumbers(stay))
+			fmt.Fprintf(out, "%s %s: step %s\n", verb, plural(len(remove), "checkpoint"), inNumbers(remove))
+			fmt.Fprintf(out, "%s: step %s\n", stays, inNumbers(stay))
 			if !yes {
 				_, err = fmt.Fprintln(out, "nothing was removed; --yes removes them")
 			}

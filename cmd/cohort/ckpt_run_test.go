@@ -155,7 +155,7 @@ func TestCkptDamage(t *testing.T) {
 		t.Errorf("merge: exit code %d, %s", code, errs)
 	}
 	out = must(t, "prune", run, "--keep", "1")
-	if !strings.Contains(out, "nothing was removed") || !strings.Contains(out, "would remove 1 checkpoint: steps 1") {
+	if !strings.Contains(out, "nothing was removed") || !strings.Contains(out, "would remove 1 checkpoint: step 1") {
 		t.Errorf("prune prints\n%s", out)
 	}
 	must(t, "prune", run, "--keep", "1", "--yes")

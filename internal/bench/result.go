@@ -51,6 +51,7 @@ type Result struct {
 	*Collected         // nil where it is not measured
 	*Loading           // of the bench loader alone
 	*Sharding          // of the bench shard alone
+	*Saving            // of the bench ckpt alone
 }
 
 // Collected says what the garbage collector did while a case was measured. A
@@ -133,6 +134,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.Sharding != nil {
 		r.Sharding.writeText(&b)
+	}
+	if r.Saving != nil {
+		r.Saving.writeText(&b)
 	}
 	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())
