@@ -258,7 +258,7 @@ func (r *trainer[B]) digests(ctx context.Context, kind string, parts []provePart
 		if !mine[i] || p.none {
 			continue
 		}
-		work[i] = &proof.Part{Local: p.Local, Shape: p.Shape, Rows: p.rows, Near: true}
+		work[i] = &proof.Part{Local: p.Local, Shape: p.Shape, Rows: p.rows, Near: true, IsGradient: kind == "gradients"}
 		if p.Mesh != nil && p.rows == nil {
 			boxes, err := p.Boxes()
 			if err != nil {
@@ -340,7 +340,7 @@ func (r *trainer[B]) sumDigests(ctx context.Context, digests []proof.Digest) err
 	var whole []int64
 	var broken []float64
 	for _, d := range digests {
-		whole = append(whole, d.Elems, int64(d.Sum))
+		whole = append(whole, d.Elems, int64(d.Sum), d.Tiny)
 		broken = append(append(broken, d.Squares), d.Signs[:]...)
 	}
 	whole, err := r.sumNumbers(ctx, whole)
@@ -355,7 +355,8 @@ func (r *trainer[B]) sumDigests(ctx context.Context, digests []proof.Digest) err
 	each := len(broken) / len(digests)
 	for i := range digests {
 		d := &digests[i]
-		d.Elems, d.Sum, d.Squares = whole[2*i], uint64(whole[2*i+1]), broken[i*each]
+		d.Elems, d.Sum, d.Squares = whole[3*i], uint64(whole[3*i+1]), broken[i*each]
+		d.Tiny = whole[3*i+2]
 		copy(d.Signs[:], broken[i*each+1:])
 	}
 	return nil

@@ -80,8 +80,10 @@ type Comparison struct {
 func (c *Comparison) Result() string {
 	how := "all bits are equal"
 	switch {
+	case len(c.Differences) == 1:
+		how = "1 difference"
 	case len(c.Differences) > 0:
-		how = fmt.Sprintf("%d things differ", len(c.Differences))
+		how = fmt.Sprintf("%d differences", len(c.Differences))
 	case !c.Exact:
 		how = fmt.Sprintf("equal within %g, not by bits (%s)", c.Tolerance, c.Why)
 	}
@@ -294,8 +296,16 @@ func (c *comparison) step() {
 	c.number(Loss, c.run.Loss, c.again.Loss)
 	c.number(GradientNorm, c.run.Norm, c.again.Norm)
 	slack := make(map[string]float64) // by parameter: relative noise of its gradient
+	// An optimizer that divides by the size of gradients, as Adam does, moves an element whose
+	// gradient is rounding alone as far as others: by about the learning rate.
+	moved := make(map[string]float64)
+	rate := 0.0
+	for _, r := range c.run.Rates {
+		rate = max(rate, r.LR)
+	}
 	for _, p := range c.both(Gradient, c.run.Gradients, c.again.Gradients) {
 		slack[p.name] = min(1, noise*c.run.Norm/p.was.Norm())
+		moved[p.name] = 2 * rate * math.Sqrt(float64(max(p.was.Tiny, p.is.Tiny)))
 		c.tensor(Gradient, p, p.was.Norm()*(c.Tolerance+slack[p.name]))
 	}
 	for _, p := range c.both(Optimizer, c.run.After.Optimizer, c.again.After.Optimizer) {
@@ -305,7 +315,7 @@ func (c *comparison) step() {
 	}
 	for _, p := range c.both(Weights, c.run.After.Weights, c.again.After.Weights) {
 		update := c.run.Before.Weights[p.name].apart(p.was)
-		c.tensor(Weights, p, p.was.Norm()*c.Tolerance+update*(slack[p.name]+noiseOfUpdate))
+		c.tensor(Weights, p, p.was.Norm()*c.Tolerance+update*(slack[p.name]+noiseOfUpdate)+moved[p.name])
 	}
 }
 

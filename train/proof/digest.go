@@ -24,6 +24,7 @@ type Digest struct {
 	Sum     uint64            // changes with any bit of any element, and with the place of an element
 	Squares float64           // sum of the squares
 	Signs   [numSigns]float64 // sums of the elements with random signs, which the places decide
+	Tiny    int64             // of a gradient: elements so small that they may be rounding alone
 }
 
 // Add adds the digest of another part of the tensor.
@@ -31,6 +32,7 @@ func (d *Digest) Add(o Digest) {
 	d.Elems += o.Elems
 	d.Sum += o.Sum
 	d.Squares += o.Squares
+	d.Tiny += o.Tiny
 	for i, s := range o.Signs {
 		d.Signs[i] += s
 	}
@@ -47,7 +49,12 @@ type Part struct {
 	Rows  []int64        // in place of Boxes: Local has these rows of the tensor
 	// Near asks for the projections, without which only bits can be compared.
 	Near bool
+	// IsGradient asks for the number of tiny elements.
+	IsGradient bool
 }
+
+// tiny is what an element is tiny by, relative to the root of the mean square of the elements.
+const tiny = 1e-4
 
 // DigestAll returns the digest of each part, nil parts have none. It computes on the threads
 // of the process.
@@ -72,7 +79,11 @@ func DigestAll(parts []*Part) ([]Digest, error) {
 				p.project(host, &digests[i])
 			}
 		}
-		work = p.cut(work, host, &digests[i].Sum)
+		limit := uint32(0)
+		if p.IsGradient && host.DType() == tensor.Float32 {
+			limit = math.Float32bits(float32(tiny * math.Sqrt(digests[i].Squares/float64(host.NumElems()))))
+		}
+		work = p.cut(work, host, &digests[i], limit)
 	}
 	sumAll(work)
 	return digests, nil
@@ -195,19 +206,20 @@ type piece struct {
 	data  []byte
 	size  int // bytes of an element
 	start int // its place in the whole tensor
-	into  *uint64
+	limit uint32 // bits of the number below which an element is tiny
+	into  *Digest
 }
 
 // pieceBytes is how much of a tensor a thread takes at a time.
 const pieceBytes = 1 << 18
 
 // cut appends the pieces of a part.
-func (p *Part) cut(work []piece, host *tensor.Tensor, into *uint64) []piece {
+func (p *Part) cut(work []piece, host *tensor.Tensor, into *Digest, limit uint32) []piece {
 	data, size := host.Buffer().Data, host.DType().Size()
 	add := func(from, start, n int) {
 		for n > 0 {
 			m := min(n, pieceBytes/size)
-			work = append(work, piece{host, data[from*size : (from+m)*size], size, start, into})
+			work = append(work, piece{host, data[from*size : (from+m)*size], size, start, limit, into})
 			from, start, n = from+m, start+m, n-m
 		}
 	}
@@ -267,7 +279,10 @@ func sumAll(work []piece) {
 				if i >= len(work) {
 					return
 				}
-				atomic.AddUint64(work[i].into, work[i].sum())
+				atomic.AddUint64(&work[i].into.Sum, work[i].sum())
+				if work[i].limit > 0 {
+					atomic.AddInt64(&work[i].into.Tiny, countTiny(work[i].data, work[i].limit))
+				}
 			}
 		})
 	}

@@ -215,3 +215,12 @@ func TestDigestOfRows(t *testing.T) {
 		}
 	}
 }
+
+// Elements of a gradient that may be rounding alone are counted, but zeros are none.
+func TestTinyElements(t *testing.T) {
+	x := tensor.Full(-1, 50, 30)
+	x.WithFloat32s(func(data []float32) { data[3], data[40], data[41], data[99] = 0, 1e-6, -1e-7, 1e-3 })
+	if d := digestOfPart(t, &Part{Local: x, IsGradient: true}); d.Tiny != 2 {
+		t.Errorf("%d tiny elements, want 2", d.Tiny)
+	}
+}

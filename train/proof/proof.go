@@ -121,11 +121,12 @@ type digest struct {
 	Sum     hex       `json:"sum"`
 	Squares float64   `json:"squares"`
 	Signs   []float64 `json:"signs,omitempty"`
+	Tiny    int64     `json:"tiny,omitempty"`
 }
 
 // MarshalJSON implements [json.Marshaler].
 func (d Digest) MarshalJSON() ([]byte, error) {
-	out := digest{d.Elems, hex(d.Sum), d.Squares, nil}
+	out := digest{d.Elems, hex(d.Sum), d.Squares, nil, d.Tiny}
 	if d.Signs != [numSigns]float64{} {
 		out.Signs = d.Signs[:]
 	}
@@ -138,10 +139,10 @@ func (d *Digest) UnmarshalJSON(text []byte) error {
 	if err := strictly(text, &in); err != nil {
 		return err
 	}
-	if in.Elems < 0 || !(in.Squares >= 0) || len(in.Signs) != 0 && len(in.Signs) != numSigns {
+	if in.Elems < 0 || in.Tiny < 0 || !(in.Squares >= 0) || len(in.Signs) != 0 && len(in.Signs) != numSigns {
 		return fmt.Errorf("a digest has %d elements, squares %v and %d signs", in.Elems, in.Squares, len(in.Signs))
 	}
-	*d = Digest{Elems: in.Elems, Sum: uint64(in.Sum), Squares: in.Squares}
+	*d = Digest{Elems: in.Elems, Sum: uint64(in.Sum), Squares: in.Squares, Tiny: in.Tiny}
 	copy(d.Signs[:], in.Signs)
 	return nil
 }

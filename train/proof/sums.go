@@ -52,6 +52,17 @@ func sumOfWide(keys, x []uint64) (sum uint64) {
 	return sum
 }
 
+// countTiny returns how many elements of float32 lie between zero and a limit.
+func countTiny(data []byte, limit uint32) (n int64) {
+	const magnitude = 1<<31 - 1
+	for _, x := range unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(data))), len(data)/4) {
+		if x&magnitude-1 < limit-1 { // of zero, the difference wraps around
+			n++
+		}
+	}
+	return n
+}
+
 // Projections. The tensor is a matrix: dim 0 by all others. The sign of an element is that of its
 // row times that of its column, so that a product of matrices computes the projections, and
 // that of a box needs the signs of its rows and columns alone.
