@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 
@@ -32,6 +31,7 @@ type recorder struct {
 	samples proof.Samples
 	drawn   []drawn           // generators of the passes of the step
 	mine    map[string][]bool // see share, by kind of the parts
+	writer  proofWriter
 }
 
 // drawn is a generator of random numbers, and its state before the pass.
@@ -146,28 +146,51 @@ func (r *trainer[B]) endProof(ctx context.Context, all share) (*proof.Proof, err
 	return p, nil
 }
 
-// keepProof writes the proof that is due beside its checkpoint, once the step after it is done,
-// and tells of proofs that have ended.
+// keepProof has the proof that is due written beside its checkpoint, once the step after it is
+// done, and tells of proofs that have ended.
 func (r *trainer[B]) keepProof(ctx context.Context, all share) error {
 	if err := r.provers.poll(ctx); err != nil {
 		return r.errorf("%w", err)
+	}
+	if step, ended, err := r.recorder.writer.poll(); ended {
+		r.wroteProof(ctx, step, err)
 	}
 	p, err := r.endProof(ctx, all)
 	if p == nil || err != nil || r.axes.World.Rank() != 0 {
 		return err
 	}
-	path := checkpoint.Path(r.o.Out, p.Step)
 	text, err := p.Encode()
-	if err == nil {
-		err = storage.WriteFile(ctx, storage.Dir(r.o.Out), filepath.Base(path)+"/"+proof.FileName, text)
-	}
 	if err != nil {
-		// The run itself is well.
-		r.report.Notice(fmt.Sprintf("the checkpoint of step %d has no proof: %v", p.Step, err))
+		r.wroteProof(ctx, p.Step, err)
 		return nil
 	}
-	r.provers.begin(ctx, path, p.Step)
+	r.endWriter(ctx)
+	r.recorder.writer.begin(ctx, storage.Dir(r.o.Out), p.Step, text)
 	return nil
+}
+
+// endWriter waits until the proof that is being written is there.
+func (r *trainer[B]) endWriter(ctx context.Context) {
+	if step, ended, err := r.recorder.writer.end(); ended {
+		r.wroteProof(ctx, step, err)
+	}
+}
+
+// wroteProof has a checkpoint proved, if its proof was written.
+func (r *trainer[B]) wroteProof(ctx context.Context, step int, err error) {
+	switch {
+	case errors.Is(err, checkpoint.ErrNone): // who saved it has said so
+	case err != nil: // the run itself is well
+		r.report.Notice(fmt.Sprintf("the checkpoint of step %d has no proof: %v", step, err))
+	default:
+		r.provers.begin(ctx, checkpoint.Path(r.o.Out, step), step)
+	}
+}
+
+// endProofs waits for the proofs that are under way at the end of a run.
+func (r *trainer[B]) endProofs(ctx context.Context) error {
+	r.endWriter(ctx)
+	return r.provers.wait(ctx)
 }
 
 // readProofFile returns a file of at most the largest size of a proof, nil if there is none.

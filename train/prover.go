@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/train/proof"
 )
 
@@ -16,6 +19,77 @@ const (
 	unprovedWarn = "warn"
 	unprovedStop = "stop"
 )
+
+// proofWriter writes proofs beside their checkpoints, on rank 0, once these are complete: a
+// checkpoint that is written beside training may come to its end after the step that proves it.
+type proofWriter struct {
+	step   int
+	done   chan error // nil where nothing is under way; ErrNone: there will be no checkpoint
+	finish context.CancelFunc
+}
+
+// completeInterval is how often the writer looks whether a checkpoint is complete.
+const completeInterval = 50 * time.Millisecond
+
+// begin writes a proof in a goroutine of its own. One that still waits for its checkpoint is given up:
+// the save was, too.
+func (w *proofWriter) begin(ctx context.Context, to storage.Storage, step int, text []byte) {
+	w.end()
+	waiting, finish := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	w.step, w.done, w.finish = step, done, finish
+	go func() { done <- writeProof(ctx, waiting, to, step, text) }()
+}
+
+// writeProof waits until a checkpoint is complete, or until waiting ends, and writes the proof.
+func writeProof(ctx, waiting context.Context, to storage.Storage, step int, text []byte) error {
+	name := checkpoint.StepName(step)
+	ticker := time.NewTicker(completeInterval)
+	defer ticker.Stop()
+	for last := false; ; {
+		manifest, err := to.Open(ctx, name+"/"+storage.ManifestName)
+		if err == nil {
+			if err := manifest.Close(); err != nil {
+				return err
+			}
+			return storage.WriteFile(ctx, to, name+"/"+proof.FileName, text)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if last {
+			return checkpoint.ErrNone
+		}
+		select {
+		case <-waiting.Done():
+			last = true
+		case <-ticker.C:
+		}
+	}
+}
+
+// poll reports, without waiting, whether the proof of a step was written.
+func (w *proofWriter) poll() (step int, ended bool, err error) {
+	select {
+	case err = <-w.done:
+		w.finish()
+		w.done = nil
+		return w.step, true, err
+	default:
+		return 0, false, nil
+	}
+}
+
+// end looks a last time for the checkpoint, and waits until the writer has ended.
+func (w *proofWriter) end() (step int, ended bool, err error) {
+	if w.done == nil {
+		return 0, false, nil
+	}
+	w.finish()
+	err = <-w.done
+	w.done = nil
+	return w.step, true, err
+}
 
 // Prover does the step after a checkpoint again, such as in a process of its own, and says
 // what was compared. path is the checkpoint's directory. [Prove] is what it calls in the end.

@@ -5,9 +5,13 @@ package train
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/train/proof"
 )
 
@@ -88,4 +92,35 @@ func TestProvers(t *testing.T) {
 		t.Errorf("proved %q, told %q", paths, notices)
 	}
 	(&provers{}).begin(t.Context(), "a", 1) // nothing proves
+}
+
+// TestProofWriter: a proof is written once its checkpoint is complete, and not beside one that
+// never comes.
+func TestProofWriter(t *testing.T) {
+	dir := t.TempDir()
+	to, text := storage.Dir(dir), []byte("proof")
+	var w proofWriter
+	w.begin(t.Context(), to, 2, text)
+	if _, ended, err := w.poll(); ended {
+		t.Fatalf("ended without a checkpoint (%v)", err)
+	}
+	if err := storage.WriteFile(t.Context(), to, "step-00000002/"+storage.ManifestName, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if step, ended, err := w.end(); step != 2 || !ended || err != nil {
+		t.Fatalf("step %d, ended %v, %v", step, ended, err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "step-00000002", proof.FileName)); err != nil || string(got) != "proof" {
+		t.Errorf("%q, %v", got, err)
+	}
+	w.begin(t.Context(), to, 4, text)
+	if _, ended, err := w.end(); !ended || !errors.Is(err, checkpoint.ErrNone) {
+		t.Errorf("of a checkpoint that does not come: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "step-00000004")); err == nil {
+		t.Error("a folder was made for it")
+	}
+	if _, ended, _ := w.end(); ended {
+		t.Error("it ends twice")
+	}
 }

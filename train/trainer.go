@@ -131,7 +131,10 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	}
 	defer func() { r.order.close() }()
 	r.provers = provers{prove: r.o.Prove, stop: r.o.Unproved == unprovedStop, notice: r.report.Notice}
-	defer r.provers.close()
+	defer func() {
+		r.recorder.writer.end() // of a run that has failed; else it has ended
+		r.provers.close()
+	}()
 	r.report.Start(r.start(saved))
 	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
@@ -272,7 +275,7 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.order.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}
-	if err := r.provers.wait(ctx); err != nil {
+	if err := r.endProofs(ctx); err != nil {
 		return r.errorf("%w", err)
 	}
 	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}

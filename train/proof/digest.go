@@ -204,8 +204,8 @@ func mix(x uint64) uint64 {
 type piece struct {
 	t     *tensor.Tensor // keeps data alive
 	data  []byte
-	size  int // bytes of an element
-	start int // its place in the whole tensor
+	size  int    // bytes of an element
+	start int    // its place in the whole tensor
 	limit uint32 // bits of the number below which an element is tiny
 	into  *Digest
 }
