@@ -45,6 +45,8 @@ type provePart struct {
 	checkpoint.Part
 	rows []int64 // that Local has, of a gradient by rows
 	none bool    // there is no gradient
+
+	ofFirst bool // ranks may hold other values, of which the first rank's are saved
 }
 
 // expectProof begins the proof of the checkpoint that has the state as it is now.
@@ -222,7 +224,15 @@ func (r *trainer[B]) wroteBuffers(p *proof.Proof) bool {
 
 // stateDigests returns the digests of all that a checkpoint saves.
 func (r *trainer[B]) stateDigests(ctx context.Context) (s proof.State, err error) {
-	if s.Weights, err = r.digests(ctx, "weights", proveParts(r.weightParts())); err != nil {
+	weights := proveParts(r.weightParts())
+	buffers := make(map[string]bool)
+	for _, b := range nn.Buffers(r.model) {
+		buffers[b.Name()] = true
+	}
+	for i, p := range weights {
+		weights[i].ofFirst = buffers[p.Name]
+	}
+	if s.Weights, err = r.digests(ctx, "weights", weights); err != nil {
 		return s, err
 	}
 	s.Optimizer, err = r.digests(ctx, "optimizer", proveParts(r.optimizerParts()))
@@ -338,7 +348,7 @@ func (r *trainer[B]) share(ctx context.Context, parts []provePart) ([]bool, erro
 		return nil, err
 	}
 	of := all.Int64s()
-	for i := range parts {
+	for i, p := range parts {
 		if held[i] == 0 {
 			continue
 		}
@@ -350,7 +360,9 @@ func (r *trainer[B]) share(ctx context.Context, parts []provePart) ([]bool, erro
 				}
 			}
 		}
-		mine[i] = before == i%holders
+		if mine[i] = before == i%holders; p.ofFirst {
+			mine[i] = before == 0
+		}
 	}
 	return mine, nil
 }

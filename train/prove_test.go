@@ -3,11 +3,13 @@
 package train
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/train/proof"
 )
 
@@ -58,4 +60,36 @@ func TestProve(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestProveRecipes: the other recipes are proved too, on the ranks of the run and on one; gradients by
+// rows and a mixture of experts among them.
+func TestProveRecipes(t *testing.T) {
+	prove := func(name, out string, step int) {
+		t.Helper()
+		for _, mesh := range []MeshConfig{{}, {Replicate: 1}} {
+			got, err := Prove(t.Context(), checkpoint.Path(out, step), ProveOptions{Mesh: mesh})
+			if err != nil {
+				t.Errorf("%s on %+v: %v", name, mesh, err)
+			} else if err := got.Err(); err != nil || got.Exact != (mesh == MeshConfig{}) {
+				t.Errorf("%s on %+v: %v, %v", name, mesh, got.Result(), err)
+			}
+		}
+	}
+	for _, model := range []string{visionMLP, visionCNN} {
+		c := smallVision(t)
+		c.Model, c.Epochs, c.Ranks, c.EvalEvery, c.SaveEvery, c.Keep = model, 0.2, 2, 0, 2, 99
+		if err := trainVision(t.Context(), c, nil, 2, newLog()); err != nil {
+			t.Fatal(err)
+		}
+		prove("vision "+model, c.Out, 2)
+	}
+	c := smallRec(t)
+	c.Ranks, c.EvalEvery, c.SaveEvery, c.Keep = 2, 0, 20, 99
+	if err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error { return Rec(ctx, g, c, nil, Discard) }); err != nil {
+		t.Fatal(err)
+	}
+	prove("rec", c.Out, 20)
+	lm := halfway(t, writeText(t, 40_000), MeshConfig{Replicate: 2}, func(c *LMConfig) { c.Experts, c.Accumulate, c.Batch, c.DType = 4, 2, 2, "bfloat16" })
+	prove("experts", lm.Out, 3)
 }
