@@ -64,7 +64,11 @@ func local(x *tensor.Tensor, shape []int, boxes []mesh.Box) *tensor.Tensor {
 // The digests of the parts that the ranks of any mesh hold add up to that of the whole.
 func TestDigestsOfPartsAddUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seeded.Of(t), 0))
-	for range 300 {
+	draws := 300
+	if testing.Short() {
+		draws = 60
+	}
+	for range draws {
 		shape := make([]int, rng.IntN(4))
 		for d := range shape {
 			shape[d] = 1 + rng.IntN(13)
@@ -120,7 +124,7 @@ func TestDigestSeesChanges(t *testing.T) {
 		x := randomTensor(rng, dtype, 24, 400)
 		was := digestOf(t, x)
 		bytes := x.Buffer().Data
-		for range 200 {
+		for range 40 {
 			at, bit := rng.IntN(len(bytes)), byte(1)<<rng.IntN(8)
 			bytes[at] ^= bit
 			if got := digestOf(t, x); got.Sum == was.Sum {
