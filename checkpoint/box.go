@@ -8,6 +8,11 @@ func isEmpty(shape []int) bool { return slices.Contains(shape, 0) }
 
 // intersect returns the elements that two boxes have in common, if any.
 func intersect(aStart, aShape, bStart, bShape []int) (start, shape []int, ok bool) {
+	for d := range aStart { // before any memory is taken: most boxes do not meet
+		if aStart[d]+aShape[d] <= bStart[d] || bStart[d]+bShape[d] <= aStart[d] {
+			return nil, nil, false
+		}
+	}
 	numbers := make([]int, 2*len(aStart))
 	start, shape = numbers[:len(aStart)], numbers[len(aStart):]
 	for d := range aStart {
