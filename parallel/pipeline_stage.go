@@ -44,7 +44,12 @@ type pipePass struct {
 	loss   *tensor.Tensor
 	owned  []*tensor.Tensor // memory of what was received
 	works  []*dist.Work     // of an evaluation's messages
-	coming map[int]*arrival // of an evaluation
+
+	// Of a rehearsal, in which all values are on tensor.Meta and nothing is sent: the tape of what
+	// other stages' calls have made, and the bytes of what comes from other stages. nil for a pass.
+	standIns *tensor.Tape
+	received int64
+	coming   map[int]*arrival // of an evaluation
 }
 
 // pipeProbe is a pass that only asks for the shapes of the inputs.
@@ -66,7 +71,9 @@ func (q *pipeline) around(c *nn.Ctx) *nn.Ctx {
 }
 
 // isLooking reports whether a pass is under way that asks for shapes, and computes nothing.
-func (q *pipeline) isLooking() bool { return q != nil && q.probe != nil }
+func (q *pipeline) isLooking() bool {
+	return q != nil && (q.probe != nil || q.pass != nil && q.pass.standIns != nil)
+}
 
 // callModel calls the model without what sums gradients.
 func (q *pipeline) callModel(c *nn.Ctx, x []*tensor.Tensor) []*tensor.Tensor {
@@ -176,6 +183,11 @@ func (s *pipePass) begin(c *nn.Ctx, x []*tensor.Tensor) {
 	s.values = make([]*tensor.Tensor, len(s.plan.values))
 	s.grads = make([]*tensor.Tensor, len(s.plan.values))
 	s.inputs = map[*tensor.Tensor]*tensor.Tensor{}
+	if s.standIns != nil {
+		c.ShapesOnly(true)
+		s.standIns = c.Tape()
+		c.ShapesOnly(false)
+	}
 	for _, v := range s.plan.values {
 		if s.isMine(v.born) {
 			s.num++
@@ -189,6 +201,14 @@ func (s *pipePass) isMine(stage int) bool {
 		return s.q.isMine(stage)
 	}
 	return s.stage == stage
+}
+
+// isElsewhere reports whether a value stands for one that another stage has made.
+func (s *pipePass) isElsewhere(t *tensor.Tensor) bool {
+	if s.standIns != nil {
+		return t.Tape() == s.standIns
+	}
+	return t.Device() == tensor.Meta
 }
 
 // enter begins the first stage, and returns what the model takes.
@@ -278,7 +298,7 @@ func (s *pipePass) see(call int, values []*pipeValue, ts []*tensor.Tensor, out b
 			continue
 		}
 		t := ts[i]
-		if t.Device() == tensor.Meta {
+		if s.isElsewhere(t) {
 			s.c.Fail(stageError(v.born, "%s is on device %s, as if another stage had made it: make new values on the device that Ctx.Device returns", v.what, tensor.Meta.Name()))
 		}
 		if !slices.Equal(t.Shape(), v.shape) || t.DType() != v.dtype {
@@ -297,7 +317,7 @@ func (s *pipePass) see(call int, values []*pipeValue, ts []*tensor.Tensor, out b
 func (s *pipePass) bring(values []*pipeValue, x []*tensor.Tensor, what func(i int) string) []*tensor.Tensor {
 	out := slices.Clone(x)
 	for i, t := range x {
-		if t == nil || t.Device() != tensor.Meta {
+		if t == nil || !s.isElsewhere(t) {
 			continue
 		}
 		if v := values[i]; v != nil {
@@ -326,7 +346,7 @@ func (s *pipePass) bring(values []*pipeValue, x []*tensor.Tensor, what func(i in
 func (s *pipePass) away(x []*tensor.Tensor) []*tensor.Tensor {
 	out := x
 	for i, t := range x {
-		if t == nil || t.Device() == tensor.Meta {
+		if t == nil || s.isElsewhere(t) {
 			continue
 		}
 		if &out[0] == &x[0] {

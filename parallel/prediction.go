@@ -22,7 +22,9 @@ type Prediction struct {
 	// counts as none.
 	StateBytes int64
 	// PeakBytes is the most that the tensors of the rank hold at once in a step: the state,
-	// buffers, the batch, and the values that the passes make. NoPeak says why it is not known.
+	// buffers, the batch, and the values that the passes make. NoPeak says why it is not known. In a
+	// pipeline the gradients that a rank has sent count until the end of the step, for the garbage
+	// collector may come no earlier, and what messages hold under way is left out: some percent.
 	PeakBytes int64
 	NoPeak    error
 	// SentBytes is the data that the rank gives to other ranks in a step whose gradients are
@@ -77,6 +79,8 @@ type forecast struct {
 	// sends returns the bytes that a pipeline sends besides calls. It asks for them by the shapes of
 	// a batch alone, and no pass is run.
 	sends func(ctx context.Context, o PredictOptions) (int64, error)
+	// peak returns the most that its passes hold.
+	peak func(ctx context.Context, o PredictOptions) (int64, error)
 }
 
 // plannedCall is a collective that a step will make.
@@ -128,6 +132,9 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 func (f *forecast) dryRuns(ctx context.Context, o PredictOptions) (held int64, err error) {
 	if f.noPeak != nil {
 		return 0, f.noPeak
+	}
+	if f.peak != nil {
+		return f.peak(ctx, o)
 	}
 	for range max(1, f.passes) {
 		if held, err = f.dryRun(ctx, o); err != nil {
@@ -198,17 +205,10 @@ func (f *forecast) dryRun(ctx context.Context, o PredictOptions) (peak int64, er
 		}
 	}()
 	defer onMeta(nn.Buffers(f.model))()
-	generator := o.Generator
-	if generator == nil {
-		generator = tensor.NewGenerator(0)
-	}
-	c := nn.Training(ctx, nn.WithDevice(tensor.Meta), nn.WithAutocast(o.Autocast), nn.WithGenerator(generator))
+	c := o.carrier(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
-	inner := c
-	for _, i := range o.Around {
-		inner = inner.With(i)
-	}
+	inner := o.inside(c)
 	if f.begin != nil {
 		f.begin(c.Tape())
 	}
@@ -355,10 +355,11 @@ func (p *Parallel) forecast() forecast {
 		}
 	}
 	if p.pipe != nil {
-		f.noPeak = fmt.Errorf("predict: the passes of axis %s overlap as its schedule says, and their peak is not known", p.pipe.axis())
 		f.sends = p.pipe.predictSent
+		f.peak = func(ctx context.Context, o PredictOptions) (int64, error) { return p.pipe.predictPeak(ctx, &q, o) }
 		if _, shards := p.engine.(*FSDP); shards || len(p.parts) > 1 {
 			f.noSent = fmt.Errorf("predict: what the passes of a stage send on the axes beside %s is not counted beforehand", p.pipe.axis())
+			f.noPeak = fmt.Errorf("predict: what the passes of a stage hold is not known where there are axes beside %s that cut more than samples", p.pipe.axis())
 		}
 	}
 	return f

@@ -23,7 +23,7 @@ func (r *trainer[B]) memory() string {
 		Optimizer: r.opt, Around: r.task.Around, Autocast: autocasts[r.o.DType],
 		Loss: func(c *nn.Ctx, model any) *tensor.Tensor { return r.task.Loss(c, model, batch) },
 	})
-	if p.NoPeak != nil {
+	if p.NoPeak != nil || r.isPipeline() {
 		why := "the model cannot be run on device meta"
 		if r.isPipeline() {
 			why = "several passes of a pipeline are under way"
