@@ -53,7 +53,7 @@ type provePart struct {
 func (r *trainer[B]) expectProof(ctx context.Context) error {
 	p := &proof.Proof{Step: r.step, Made: r.made()}
 	var err error
-	if p.Before, err = r.stateDigests(ctx); err != nil {
+	if p.Before, err = r.stateDigests(ctx, false); err != nil {
 		return r.errorf("prove step %d: %w", r.step, err)
 	}
 	r.recorder.proof, r.recorder.samples, r.recorder.drawn = p, proof.Samples{}, nil
@@ -135,10 +135,10 @@ func (r *trainer[B]) endProof(ctx context.Context, all share) (*proof.Proof, err
 	}
 	p.Batch.Samples = proof.Samples{Count: sums[0], IDs: uint64(sums[1]), Contents: uint64(sums[2])}
 	p.Made.Random = sums[3] > 0
-	if p.Gradients, err = r.digests(ctx, "gradients", r.gradientParts()); err != nil {
+	if p.Gradients, err = r.digests(ctx, "gradients", r.gradientParts(), true); err != nil {
 		return nil, r.errorf("prove step %d: %w", p.Step, err)
 	}
-	if p.After, err = r.stateDigests(ctx); err != nil {
+	if p.After, err = r.stateDigests(ctx, true); err != nil {
 		return nil, r.errorf("prove step %d: %w", p.Step, err)
 	}
 	p.Made.Batched = r.wroteBuffers(p)
@@ -222,8 +222,9 @@ func (r *trainer[B]) wroteBuffers(p *proof.Proof) bool {
 	return false
 }
 
-// stateDigests returns the digests of all that a checkpoint saves.
-func (r *trainer[B]) stateDigests(ctx context.Context) (s proof.State, err error) {
+// stateDigests returns the digests of all that a checkpoint saves. Of the optimizer's state
+// before the step only bits are compared; those of the weights tell how large the update is.
+func (r *trainer[B]) stateDigests(ctx context.Context, after bool) (s proof.State, err error) {
 	weights := proveParts(r.weightParts())
 	buffers := make(map[string]bool)
 	for _, b := range nn.Buffers(r.model) {
@@ -232,10 +233,10 @@ func (r *trainer[B]) stateDigests(ctx context.Context) (s proof.State, err error
 	for i, p := range weights {
 		weights[i].ofFirst = buffers[p.Name]
 	}
-	if s.Weights, err = r.digests(ctx, "weights", weights); err != nil {
+	if s.Weights, err = r.digests(ctx, "weights", weights, true); err != nil {
 		return s, err
 	}
-	s.Optimizer, err = r.digests(ctx, "optimizer", proveParts(r.optimizerParts()))
+	s.Optimizer, err = r.digests(ctx, "optimizer", proveParts(r.optimizerParts()), after)
 	return s, err
 }
 
@@ -273,8 +274,9 @@ func (r *trainer[B]) gradientParts() []provePart {
 }
 
 // digests returns the digests of whole tensors, the same on all ranks, each of which
-// digests its share. The parts of a kind are the same tensors each time.
-func (r *trainer[B]) digests(ctx context.Context, kind string, parts []provePart) (proof.Digests, error) {
+// digests its share. The parts of a kind are the same tensors each time. near asks for
+// projections.
+func (r *trainer[B]) digests(ctx context.Context, kind string, parts []provePart, near bool) (proof.Digests, error) {
 	mine, ok := r.recorder.mine[kind]
 	if !ok {
 		var err error
@@ -291,7 +293,7 @@ func (r *trainer[B]) digests(ctx context.Context, kind string, parts []provePart
 		if !mine[i] || p.none {
 			continue
 		}
-		work[i] = &proof.Part{Local: p.Local, Shape: p.Shape, Rows: p.rows, Near: true, IsGradient: kind == "gradients"}
+		work[i] = &proof.Part{Local: p.Local, Shape: p.Shape, Rows: p.rows, Near: near, IsGradient: kind == "gradients"}
 		if p.Mesh != nil && p.rows == nil {
 			boxes, err := p.Boxes()
 			if err != nil {
