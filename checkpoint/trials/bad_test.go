@@ -26,13 +26,12 @@ import (
 
 // pair is two checkpoints, of steps 1 and 2. Tests damage the second one.
 type pair struct {
-	path     string
-	draws    [2][]tensorDraw
-	axes     []mesh.Axis
-	lies     []lie
-	second   string            // its path
-	files    map[string][]byte // of the second one
-	manifest map[string]any
+	path   string
+	draws  [2][]tensorDraw
+	axes   []mesh.Axis
+	lies   []lie
+	second string            // its path
+	files  map[string][]byte // of the second one
 }
 
 func newPair(t *testing.T) *pair {

@@ -51,9 +51,7 @@ func ofStep(step int) []tensorDraw {
 	for i := range frozen {
 		frozen[i].frozen, frozen[i].name = frozen[i].section == checkpoint.Model, "frozen."+frozen[i].name
 	}
-	for _, d := range optimizerOf(uint64(step), []int{333, 64}, []int{33}, []int{1009, 3}) {
-		frozen = append(frozen, d)
-	}
+	frozen = append(frozen, optimizerOf(uint64(step), []int{333, 64}, []int{33}, []int{1009, 3})...)
 	for i := range frozen {
 		if !frozen[i].frozen {
 			frozen[i].data[0] = byte(step)

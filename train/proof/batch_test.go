@@ -60,7 +60,7 @@ func TestSamplesDivided(t *testing.T) {
 			t.Errorf("in batches of %d: %+v, want %+v", size, got, want)
 		}
 	}
-	if b := batchOf(ids); SamplesOf(b, nil) != SamplesOf(b, nil) || SamplesOf(b, nil).Contents == 0 {
+	if b, again := batchOf(ids), batchOf(ids); SamplesOf(b, nil) != SamplesOf(again, nil) || SamplesOf(b, nil).Contents == 0 {
 		t.Error("a batch without ids has no checksum")
 	}
 }
