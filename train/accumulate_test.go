@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
@@ -137,7 +138,7 @@ func TestRecompute(t *testing.T) {
 			t.Errorf("%s: %d bytes are held, without recomputation %d", dtype, less, held)
 		}
 		t.Logf("%s: %d KiB held before the backward pass, without recomputation %d", dtype, less>>10, held>>10)
-		saved, err := FindRun(t.Context(), "lm", c.Out, func(text string) { t.Log(text) })
+		saved, err := FindRun(t.Context(), "lm", storage.Dir(c.Out), func(text string) { t.Log(text) })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,6 +30,12 @@ type standing struct {
 	Plateau *optim.PlateauState `json:"plateau,omitempty"` // that of the task
 }
 
+// rated is what an evaluation came to.
+type rated struct {
+	Metric
+	step int
+}
+
 // metric is the best value.
 func (s standing) metric() Metric { return Metric{Name: s.Metric, Value: s.Value, Unit: s.Unit} }
 
@@ -103,7 +109,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	if err != nil {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
-	r.metrics = metrics
+	r.metrics, r.evaluated = metrics, &rated{first, r.step}
 	r.report.Evaluation(Evaluation{Step: r.step, Metrics: metrics})
 	r.lowerRates(first.Value)
 	best := r.standing.add(r.step, first, r.o.MinDelta)

@@ -30,9 +30,10 @@ func passing(err error) bool {
 	var rank *dist.RankError
 	var late *dist.TimeoutError
 	var busy *checkpoint.BusyError
+	var lags *laggingError
 	var errno syscall.Errno
 	switch {
-	case errors.As(err, &rank), errors.As(err, &late), errors.As(err, &busy), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.As(err, &rank), errors.As(err, &late), errors.As(err, &busy), errors.As(err, &lags), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return true
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return false

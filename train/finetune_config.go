@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
@@ -92,6 +93,9 @@ func (r *lmRun) markTuned() (unmark func()) {
 
 // validateTune reports the first setting of fine-tuning that makes no sense.
 func (c LMConfig) validateTune() error {
+	if c.InitFrom != "" && strings.Contains(c.SaveTo, "://") {
+		return fmt.Errorf("train lm: --save-to %s and --init-from: the checkpoints of a run that begins with a model lie in a directory", c.SaveTo)
+	}
 	if c.Model != "" && c.Model != "gpt2" && c.Model != "llama" {
 		return fmt.Errorf("train lm: --model is %q, want gpt2 or llama", c.Model)
 	}

@@ -308,7 +308,7 @@ func TestHugeRecipeAllocatesNothing(t *testing.T) {
 	if _, err := run(t, 1, c); err != nil {
 		t.Fatal(err)
 	}
-	saved, err := FindRun(t.Context(), "lm", c.Out, noNotice(t))
+	saved, err := FindRun(t.Context(), "lm", storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,7 +165,7 @@ func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 	if err := checkApart("lm", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom); err != nil {
 		return nil, err
 	}
-	s, err := FindRun(ctx, "lm", r.cfg.Out, r.report.Notice)
+	s, err := findRun(ctx, r.axes.World, "lm", r.cfg.place(), r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	switch {
 	case r.tokenizer != nil: // that of the model which was begun with
 	case saved != nil:
-		if r.tokenizer, err = readTokenizer(saved.Checkpoint.Path); err != nil {
+		if r.tokenizer, err = saved.tokenizer(); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 	default:

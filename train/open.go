@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,7 +46,9 @@ func findModel(ctx context.Context, dir string, notice func(text string)) (place
 			return place{path: dir}, nil
 		}
 	}
-	if _, statErr := os.Stat(dir); statErr == nil {
+	if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
+		err = fmt.Errorf("%s does not exist: %w", dir, checkpoint.ErrNone)
+	} else if statErr == nil {
 		return place{}, fmt.Errorf("%w: it is neither the directory of a run, nor a checkpoint, nor a folder with a %s", err, configFile)
 	}
 	return place{}, fmt.Errorf("%w: want the directory of a run, which cohort train makes, of one checkpoint, or of a model", err)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -32,8 +33,13 @@ type Options struct {
 	Best      bool    // keep the weights of the best evaluation in Out/best
 	Patience  int     // evaluations without a better one after which the run ends early; 0: never
 	MinDelta  float64 // an evaluation counts as better for Patience if it improves by more than this
-	SaveEvery int     // steps between checkpoints; 0: at the end, or when the run is stopped, only
-	Keep      int     // number of checkpoints to keep; 0: 2
+
+	SaveEvery int // steps between checkpoints; 0: at the end, or when the run is stopped, only
+	Keep      int // number of the last checkpoints to keep; 0: 2
+	KeepEvery int // besides, keep the checkpoints of every so many steps; 0: none of them
+	KeepBest  int // besides, keep so many checkpoints with the best evaluations
+	// SaveTo is where checkpoints go, also from other machines; nil is the directory Out.
+	SaveTo storage.Storage
 
 	// Prove, if it is not nil, proves each checkpoint beside training once the step after it is
 	// done. Rank 0 calls it in a goroutine of its own, one at a time.
@@ -43,6 +49,7 @@ type Options struct {
 	Recipe json.RawMessage // settings, saved with every checkpoint; the same on all ranks
 	Config []byte          // config.toml of the run's directory; nil: none
 
+	sought bool   // a recipe has looked for a checkpoint in SaveTo
 	length string // the option that makes the run longer, for people
 }
 
@@ -82,6 +89,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	if o.Keep == 0 {
 		o.Keep = 2
 	}
+	if o.SaveTo == nil && strings.TrimSpace(o.Out) != "" {
+		o.SaveTo = storage.Dir(o.Out)
+	}
 	if o.Clip == 0 {
 		o.Clip = math.Inf(1)
 	}
@@ -94,9 +104,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 		return fail("%d steps, %v epochs: neither may be negative or infinite", o.Steps, o.Epochs)
 	case o.Epochs > 0 && (numSamples < 1 || o.Batch < 1):
 		return fail("%v epochs of %d samples in batches of %d: Task.Samples and Batch must be at least 1", o.Epochs, numSamples, o.Batch)
-	case o.Accumulate < 0, o.EvalEvery < 0, o.SaveEvery < 0, o.Keep < 0, o.Patience < 0, !(o.MinDelta >= 0), !(o.Clip > 0):
-		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
-			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.Patience, o.MinDelta, o.Clip)
+	case o.Accumulate < 0, o.EvalEvery < 0, o.SaveEvery < 0, o.Keep < 0, o.KeepEvery < 0, o.KeepBest < 0, o.Patience < 0, !(o.MinDelta >= 0), !(o.Clip > 0):
+		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, KeepEvery %d, KeepBest %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
+			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.KeepEvery, o.KeepBest, o.Patience, o.MinDelta, o.Clip)
 	}
 	if o.Patience > 0 && o.EvalEvery == 0 {
 		return fail("Patience %d counts evaluations, of which there is one at the end alone: set EvalEvery", o.Patience)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -107,7 +108,7 @@ func TestOnlyEvaluationWithoutMetric(t *testing.T) {
 	if n := f.log.notices; len(n) != 1 || !strings.Contains(n[0], "returned no metric") {
 		t.Errorf("notices %q", n)
 	}
-	if s, err := FindRun(t.Context(), "fit", f.out, func(string) {}); err != nil || s == nil || s.Progress.Step != 12 {
+	if s, err := FindRun(t.Context(), "fit", storage.Dir(f.out), func(string) {}); err != nil || s == nil || s.Progress.Step != 12 {
 		t.Errorf("saved is %+v: %v", s, err)
 	}
 }

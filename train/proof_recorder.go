@@ -167,7 +167,7 @@ func (r *trainer[B]) keepProof(ctx context.Context, all share) error {
 		return nil
 	}
 	r.endWriter(ctx)
-	r.recorder.writer.begin(ctx, storage.Dir(r.o.Out), p.Step, text)
+	r.recorder.writer.begin(ctx, r.o.SaveTo, p.Step, text)
 	return nil
 }
 
@@ -185,7 +185,7 @@ func (r *trainer[B]) wroteProof(ctx context.Context, step int, err error) {
 	case err != nil: // the run itself is well
 		r.report.Notice(fmt.Sprintf("the checkpoint of step %d has no proof: %v", step, err))
 	default:
-		r.provers.begin(ctx, checkpoint.Path(r.o.Out, step), step)
+		r.provers.begin(ctx, storage.At(r.o.SaveTo, checkpoint.StepName(step)), step)
 	}
 }
 

@@ -112,7 +112,7 @@ func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report
 // none, and takes over its settings.
 func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
 	was := RecConfig{SharedConfig: sharedBefore()}
-	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
+	return adoptRun(ctx, r.axes.World, "rec", r.cfg.SharedConfig, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
 }
 
 // config is what config.toml says.

@@ -3,19 +3,21 @@
 package train
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
-	"github.com/cohort-ml/cohort/nn"
 )
 
 // bestDir is where in a run's directory the best weights are.
@@ -32,26 +34,41 @@ type SavedRun struct {
 	Progress   checkpoint.Progress
 
 	task     string
+	from     storage.Storage // of the run
 	loader   data.LoaderState
 	standing standing
 }
 
-// FindRun opens the newest good checkpoint in a run's directory; nil if there is
-// none, for a run that has not begun. It calls notice for each newer one that is
-// damaged and was passed over; where all are damaged, the error tells. task is
-// for errors.
-func FindRun(ctx context.Context, task, out string, notice func(text string)) (*SavedRun, error) {
+// FindRun opens the newest good checkpoint of a run; nil if there is none, for a run that has
+// not begun. It calls notice for each newer one that is damaged and was passed over; where all
+// are damaged, the error tells. Of the tensors it reads nothing: their bytes are compared when
+// they are loaded. task is for errors.
+func FindRun(ctx context.Context, task string, from storage.Storage, notice func(text string)) (*SavedRun, error) {
+	return findRun(ctx, nil, task, from, notice)
+}
+
+// findRun is FindRun on all ranks of a group, which take what rank 0 finds. Rank 0 sets aside
+// what it passes over. Without a group nothing is changed.
+func findRun(ctx context.Context, group *dist.Group, task string, from storage.Storage, notice func(text string)) (*SavedRun, error) {
 	if again := replayOf(ctx); again != nil {
-		out = again.path
+		from = storage.Dir(again.path)
 	}
-	ck, err := latest(ctx, out, notice)
+	ck, err := findTogether(ctx, group, from, notice)
 	if errors.Is(err, checkpoint.ErrNone) {
 		return nil, nil
+	}
+	if lags := (*laggingError)(nil); errors.As(err, &lags) {
+		return nil, fmt.Errorf("%s: %w", trainOf(task), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; move the directory away, or give another --out", trainOf(task), err)
 	}
-	s := &SavedRun{Checkpoint: ck, task: task}
+	return openRun(task, from, ck)
+}
+
+// openRun reads where a run was.
+func openRun(task string, from storage.Storage, ck *checkpoint.Checkpoint) (s *SavedRun, err error) {
+	s = &SavedRun{Checkpoint: ck, task: task, from: from}
 	if s.Progress, err = ck.ReadProgress(); err != nil {
 		return nil, fmt.Errorf("%s: resume: %w", trainOf(task), err)
 	}
@@ -69,15 +86,125 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 	return s, nil
 }
 
+// findTogether opens the same checkpoint on all ranks: what rank 0 finds is the newest good one.
+func findTogether(ctx context.Context, group *dist.Group, from storage.Storage, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	if group == nil || group.Size() == 1 {
+		return findNewest(ctx, from, group != nil, notice)
+	}
+	var found struct {
+		Name, Err string
+		None      bool
+		Step      int
+	}
+	var ck *checkpoint.Checkpoint
+	var err error
+	if group.Rank() == 0 {
+		if ck, err = findNewest(ctx, from, true, notice); err != nil {
+			found.Err, found.None = err.Error(), errors.Is(err, checkpoint.ErrNone)
+		} else {
+			found.Name, found.Step = ck.Name, ck.Step
+		}
+	}
+	found, told := dist.BroadcastObject(ctx, group, found, 0)
+	switch {
+	case err != nil:
+		return nil, err
+	case told != nil:
+		return nil, told
+	case found.None:
+		return nil, fmt.Errorf("rank 0: %s: %w", found.Err, checkpoint.ErrNone)
+	case found.Err != "":
+		return nil, fmt.Errorf("rank 0: %s", found.Err)
+	case group.Rank() == 0:
+		return ck, nil
+	}
+	ck, err = checkpoint.Open(ctx, from, found.Name)
+	if errors.Is(err, checkpoint.ErrNone) {
+		return nil, &laggingError{group.Rank(), found.Step, from}
+	}
+	return ck, err
+}
+
+// laggingError says that a rank does not see the checkpoint that rank 0 has found. A file system
+// that lags behind has it the next time.
+type laggingError struct {
+	rank, step int
+	from       storage.Storage
+}
+
+func (e *laggingError) Error() string {
+	return fmt.Sprintf("rank %d found no checkpoint, rank 0 that of step %d (%v): the ranks of all hosts must see the same directory, on a file system that they share", e.rank, e.step, e.from)
+}
+
+// findNewest opens the newest checkpoint whose manifest and small files are good. It tells of
+// those that it passes over and, where one is good and it may, sets them aside.
+func findNewest(ctx context.Context, from storage.Storage, setAside bool, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	steps, err := checkpoint.Steps(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	if len(steps) == 0 { // unless it is the folder of one checkpoint
+		return checkpoint.Open(ctx, from, "")
+	}
+	var damaged []*checkpoint.DamagedError
+	var names []string
+	for _, step := range steps {
+		name := checkpoint.StepName(step)
+		ck, err := checkpoint.Open(ctx, from, name)
+		if err == nil {
+			err = checkSmallFiles(ck)
+		}
+		d := (*checkpoint.DamagedError)(nil)
+		switch {
+		case errors.As(err, &d):
+			damaged, names = append(damaged, d), append(names, name)
+			continue
+		case errors.Is(err, checkpoint.ErrNone): // a save is under way, or a prune
+			continue
+		case err != nil:
+			return nil, err
+		}
+		for i, d := range damaged {
+			text := "passing over a damaged checkpoint: " + d.Error()
+			if setAside {
+				if err := from.SetAside(ctx, names[i]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return nil, fmt.Errorf("%w (and it cannot be set aside: %w)", d, err)
+				}
+			}
+			notice(text)
+		}
+		return ck, nil
+	}
+	switch len(damaged) {
+	case 0:
+		return nil, fmt.Errorf("in %s: %w", from, checkpoint.ErrNone)
+	case 1:
+		return nil, fmt.Errorf("%w (there is no other one in %s: restore it from a copy, or begin in another directory)", damaged[0], from)
+	}
+	return nil, fmt.Errorf("%w (and so are the other %d in %s: restore one from a copy, or begin in another directory)", damaged[0], len(damaged)-1, from)
+}
+
+// checkSmallFiles compares the files of a checkpoint that have no tensors with their checksums.
+func checkSmallFiles(ck *checkpoint.Checkpoint) error {
+	for _, f := range ck.Files {
+		if !strings.HasSuffix(f.Name, ".safetensors") && f.Bytes <= maxCompanion {
+			if _, err := ck.ReadFile(f.Name, maxCompanion); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // adoptRun opens the newest checkpoint of a recipe's run, nil if there is none, and
 // has adopt take the settings that it was saved with. was has what a checkpoint means
 // that does not say it.
-func adoptRun[C any](ctx context.Context, task, out, data, initFrom string, settings *config.Settings, report Reporter,
+func adoptRun[C any](ctx context.Context, group *dist.Group, task string, c SharedConfig, data, initFrom string, settings *config.Settings, report Reporter,
 	was C, adopt func(was C, settings *config.Settings, path string) error) (*SavedRun, error) {
-	if err := checkApart(task, out, data, initFrom); err != nil {
+	if err := checkApart(task, c.Out, data, initFrom); err != nil {
 		return nil, err
 	}
-	s, err := FindRun(ctx, task, out, report.Notice)
+	s, err := findRun(ctx, group, task, c.place(), report.Notice)
 	if s == nil || err != nil {
 		return nil, err
 	}
@@ -85,6 +212,31 @@ func adoptRun[C any](ctx context.Context, task, out, data, initFrom string, sett
 		return nil, err
 	}
 	return s, adopt(was, settings, s.Checkpoint.Path)
+}
+
+// tokenizer reads the tokenizer of a language model.
+func (s *SavedRun) tokenizer() (*tokenizer.Tokenizer, error) {
+	if _, ok := s.Checkpoint.Storage().(*storage.Directory); ok {
+		return readTokenizer(s.Checkpoint.Path)
+	}
+	dir, err := os.MkdirTemp("", "cohort-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, name := range companions {
+		if !s.Checkpoint.Has(name) {
+			continue
+		}
+		text, err := s.Checkpoint.ReadFile(name, maxCompanion)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return readTokenizer(dir)
 }
 
 // isOf says whether a run was saved with these samples.
@@ -110,144 +262,4 @@ func latest(ctx context.Context, dir string, notice func(text string)) (*checkpo
 		}
 	}
 	return ck, err
-}
-
-func (r *trainer[B]) weights() nn.NamedTensors {
-	if r.task.Weights != nil {
-		return r.task.Weights()
-	}
-	return r.model.StateDict()
-}
-
-// weightsSection returns the section of the weights, by which their file is called.
-func (r *trainer[B]) weightsSection() string {
-	return strings.TrimSuffix(cmp.Or(r.task.WeightsFile, checkpoint.ModelFile), ".safetensors")
-}
-
-// keptBest takes over how good the weights in Out/best are, which may be of a
-// step that the run lost with a crash, or not be there: what is said of the best
-// is said of what is kept. Only rank 0, which keeps it, has to know: the
-// others hear of it with the next evaluation.
-func (r *trainer[B]) keptBest(ctx context.Context) {
-	if !r.o.Best || r.axes.World.Rank() != 0 {
-		return
-	}
-	var kept standing
-	ck, err := latest(ctx, BestDir(r.o.Out), r.report.Notice)
-	if err == nil {
-		var progress checkpoint.Progress
-		if progress, err = ck.ReadProgress(); err == nil {
-			err = json.Unmarshal(progress.Trainer, &kept)
-		}
-	}
-	if err != nil && !errors.Is(err, checkpoint.ErrNone) {
-		r.report.Notice(fmt.Sprintf("the best weights cannot be used, the next evaluation takes their place: %v", err))
-		kept = standing{}
-	}
-	r.standing.Step, r.standing.Value, r.standing.Metric, r.standing.Unit = kept.Step, kept.Value, kept.Metric, kept.Unit
-}
-
-// load puts the saved weights and optimizer state into the run.
-func (r *trainer[B]) load(s *SavedRun) error {
-	if err := s.Checkpoint.LoadParts(r.weightsSection(), r.weightParts()); err != nil {
-		return r.errorf("resume: %w", err)
-	}
-	if err := s.Checkpoint.LoadParts(checkpoint.Optimizer, r.optimizerParts()); err != nil {
-		return r.errorf("resume: %w", err)
-	}
-	r.step, r.standing = s.Progress.Step, s.standing
-	if p := r.plateau; p != nil && s.standing.Plateau != nil {
-		if err := p.SetState(*s.standing.Plateau); err != nil {
-			return r.errorf("resume: %w", err)
-		}
-	}
-	r.opt.SetNumSteps(s.Progress.Step)
-	return nil
-}
-
-// save writes a checkpoint: all ranks together where they hold shards, else rank 0 alone, and
-// the others go on meanwhile.
-func (r *trainer[B]) save(ctx context.Context) error {
-	if err := r.sound(ctx); err != nil {
-		return err
-	}
-	if err := r.order.sync(); err != nil {
-		return r.errorf("%w", err)
-	}
-	if err := r.saveTo(ctx, r.o.Out, checkpoint.KeepLast(r.o.Keep), checkpoint.Optimizer); err != nil {
-		return err
-	}
-	if r.axes.World.Rank() == 0 {
-		r.report.Saved(Saved{Step: r.step, Path: checkpoint.Path(r.o.Out, r.step)})
-	}
-	return nil
-}
-
-// saveBest puts the weights of this step in the place of those that were the
-// best so far.
-func (r *trainer[B]) saveBest(ctx context.Context) error {
-	return r.saveTo(ctx, BestDir(r.o.Out), checkpoint.Retention{Only: true})
-}
-
-// saveTo writes the weights, and further sections, into a directory.
-func (r *trainer[B]) saveTo(ctx context.Context, dir string, keep checkpoint.Retention, further ...string) error {
-	savers := r.axes.World
-	if !r.sharded {
-		if savers.Rank() != 0 {
-			return nil
-		}
-		savers = nil
-	}
-	if err := checkpoint.Save(ctx, savers, storage.Dir(dir), r.step, r.state(further), checkpoint.WithRetention(keep)); err != nil {
-		return r.errorf("%w", err)
-	}
-	return nil
-}
-
-// state returns what is saved of the weights and of further sections. An error of rank 0 is one
-// of the save, so that no rank waits for another.
-func (r *trainer[B]) state(further []string) checkpoint.State {
-	s := checkpoint.State{Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts()}}
-	for _, section := range further {
-		s.Sections[section] = r.optimizerParts()
-	}
-	if r.axes.World.Rank() != 0 {
-		return s
-	}
-	progress, err := r.progress()
-	s.Values = map[string]any{checkpoint.ProgressValue: progress}
-	s.Files = func(w *checkpoint.Writer) error {
-		if err != nil || r.task.Files == nil {
-			return err
-		}
-		return r.task.Files(w)
-	}
-	return s
-}
-
-func (r *trainer[B]) progress() (checkpoint.Progress, error) {
-	state := r.feed.State()
-	loader, err := json.Marshal(state)
-	if err != nil {
-		return checkpoint.Progress{}, r.errorf("save the loader's state: %w", err)
-	}
-	if p := r.plateau; p != nil {
-		plateau := p.State()
-		r.standing.Plateau = &plateau
-	}
-	standing, err := json.Marshal(r.standing)
-	if err != nil {
-		return checkpoint.Progress{}, r.errorf("save the evaluations: %w", err)
-	}
-	infos, err := checkpoint.DescribeParts(r.weightParts())
-	if err != nil {
-		return checkpoint.Progress{}, r.errorf("save: %w", err)
-	}
-	p := checkpoint.Progress{
-		Task: r.task.Name, Step: r.step, Seed: r.o.Seed, Fingerprint: checkpoint.Fingerprint(infos), Loader: loader, Trainer: standing, Recipe: r.o.Recipe,
-	}
-	if r.task.Samples > 0 {
-		p.Epoch = int(state.Position / int64(r.task.Samples))
-	}
-	return p, nil
 }

@@ -44,14 +44,14 @@ type staged interface {
 // residence is where a parameter is.
 type residence struct {
 	mesh.Layout
-	away bool
+	away, frozen bool
 }
 
 // residences returns where the parameters of a model are, in their order.
 func residences(model parallel.Strategy) (params []*nn.Parameter, at []residence) {
 	s, _ := model.(staged)
 	for _, p := range nn.Parameters(model) {
-		r := residence{Layout: model.Layout(p)}
+		r := residence{Layout: model.Layout(p), frozen: p.Frozen}
 		switch {
 		case s != nil && s.Mesh().Has(axisPP):
 			// Also of a whole parameter: other ranks may lack it.
@@ -98,7 +98,15 @@ func partsOf(model parallel.Strategy, tensors nn.NamedTensors) []checkpoint.Part
 }
 
 func part(t nn.NamedTensor, r residence) checkpoint.Part {
-	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: r.Layout}, Away: r.away}
+	return checkpoint.Part{Name: t.Name, Tensor: mesh.Tensor{Local: t.Tensor, Layout: r.Layout}, Away: r.away, Frozen: r.frozen}
+}
+
+// StateOf returns what this rank holds of a model and of its optimizer: what a program with a
+// loop of its own gives to [checkpoint.Save] and [checkpoint.Load].
+func StateOf(model parallel.Strategy, opt optim.Optimizer) checkpoint.State {
+	return checkpoint.State{Sections: map[string][]checkpoint.Part{
+		checkpoint.Model: ModelParts(model), checkpoint.Optimizer: OptimizerParts(model, opt),
+	}}
 }
 
 // OptimizerParts returns what this rank holds of the state of a model's optimizer. A

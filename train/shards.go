@@ -24,7 +24,7 @@ func (r *lmRun) openShards(saved *SavedRun) (err error) {
 	tok := r.shards.Tokenizer
 	known, whose := r.tokenizer, r.cfg.InitFrom
 	if known == nil && saved != nil {
-		if known, err = readTokenizer(saved.Checkpoint.Path); err != nil {
+		if known, err = saved.tokenizer(); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 		whose = saved.Checkpoint.Path

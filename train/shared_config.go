@@ -38,8 +38,7 @@ type SharedConfig struct {
 
 	MeshConfig
 
-	SaveEvery int `json:"save_every" group:"Checkpoint" usage:"save a checkpoint every {N} steps; 0: at the end only"`
-	Keep      int `json:"keep" usage:"number of checkpoints to keep, besides the best weights"`
+	SaveConfig
 
 	ProveConfig
 
@@ -59,7 +58,7 @@ type ProveConfig struct {
 func sharedDefaults(out string) SharedConfig {
 	return SharedConfig{
 		Out: out, Ranks: 2, Accumulate: 1, Workers: 1, Seed: 1, DType: "float32", NaN: nanStop,
-		Best: true, Keep: 2, ProveConfig: ProveConfig{Unproved: unprovedWarn},
+		Best: true, SaveConfig: SaveConfig{Keep: 2}, ProveConfig: ProveConfig{Unproved: unprovedWarn},
 	}
 }
 
@@ -74,7 +73,7 @@ func (c SharedConfig) validate(task string) error {
 	if err := checkWholes(task, []whole{
 		{"ranks", c.Ranks, 1, mostRanks}, {"fsdp", c.FSDP, 0, mostRanks}, {"replicate", c.Replicate, 0, mostRanks}, {"tp", c.TP, 0, mostRanks},
 		{"pp", c.PP, 0, mostRanks}, {"ep", c.EP, 0, mostRanks}, {"cp", c.CP, 0, mostRanks}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
-		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40}, {"save-every", c.SaveEvery, 0, 1 << 40}, {"keep", c.Keep, 1, 1 << 20},
+		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40},
 	}); err != nil {
 		return err
 	}
@@ -93,19 +92,24 @@ func (c SharedConfig) validate(task string) error {
 	if err := checkPatience(task, c.Patience, c.EvalEvery); err != nil {
 		return err
 	}
+	if err := c.SaveConfig.validate(task); err != nil {
+		return err
+	}
 	return checkNamed(task, c.Out)
 }
 
 // options returns what the step loop is told by the shared settings.
 func (c SharedConfig) options(from *SavedRun) Options {
 	o := Options{
-		Out: c.Out, From: from, Batch: c.size().total(), Accumulate: c.Accumulate,
+		Out: c.Out, From: from, sought: true, Batch: c.size().total(), Accumulate: c.Accumulate,
 		DType: c.DType, Clip: c.Clip, NaN: c.NaN, Seed: c.Seed,
-		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, SaveEvery: c.SaveEvery, Keep: c.Keep, Unproved: c.Unproved,
+		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, Unproved: c.Unproved,
 	}
 	if c.Prove {
 		o.Prove = c.Prover
 	}
+	o.SaveTo = c.place()
+	c.SaveConfig.fill(&o)
 	return o
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -36,12 +37,14 @@ type trainer[B any] struct {
 	vote    *vote
 
 	numParams    int  // of the whole model
+	hasBuffers   bool // the model has
 	sharded      bool // see isSharded
 	step         int  // steps done
 	replaced     int  // samples of all ranks, in this process's steps
 	skipped      int  // steps of this process whose update was left out
 	skippedInRow int
 	metrics      Metrics // of the last evaluation
+	evaluated    *rated  // its first metric
 	standing     standing
 	toldWaiting  bool // see tellWaiting
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
@@ -93,8 +96,8 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return settled(r.errorf("%w", err))
 	}
 	saved := r.o.From
-	if saved == nil {
-		if saved, err = FindRun(ctx, r.task.Name, r.o.Out, r.report.Notice); err != nil {
+	if saved == nil && !r.o.sought {
+		if saved, err = findRun(ctx, group, r.task.Name, r.o.SaveTo, r.report.Notice); err != nil {
 			return settled(err)
 		}
 	}
@@ -158,7 +161,7 @@ func (r *trainer[B]) errorf(format string, args ...any) error {
 // prepare spreads the model over the ranks, and takes over what was saved.
 func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	params := nn.Parameters(r.task.Model) // gives them their names
-	r.numParams = nn.NumParams(r.task.Model)
+	r.numParams, r.hasBuffers = nn.NumParams(r.task.Model), len(nn.Buffers(r.task.Model)) > 0
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
@@ -182,7 +185,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	}
 	r.vote = newVote(r.axes, r.devices[0])
 	if saved != nil {
-		if err := r.load(saved); err != nil {
+		if err := r.load(ctx, saved); err != nil {
 			return settled(err)
 		}
 		r.keptBest(ctx)
@@ -217,7 +220,7 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 	options := reflect.ValueOf(r.o)
 	for i := range options.NumField() {
 		switch name := options.Type().Field(i).Name; name {
-		case "Out", "From", "Config", "Prove", "length": // may differ between machines
+		case "Out", "From", "SaveTo", "Config", "Prove", "length", "sought": // may differ between machines
 		default:
 			names, mine = append(names, "Options."+name), append(mine, digest(options.Field(i)))
 		}
@@ -278,9 +281,9 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.endProofs(ctx); err != nil {
 		return r.errorf("%w", err)
 	}
-	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
+	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: storage.At(r.o.SaveTo, checkpoint.StepName(r.step)), Out: r.o.Out}
 	if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
-		f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: BestDir(r.o.Out)}
+		f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: r.bestPlace().String()}
 	}
 	if r.task.Finish != nil {
 		var err error

@@ -119,7 +119,7 @@ func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, 
 // none, and takes over its settings.
 func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
 	was := VisionConfig{SharedConfig: sharedBefore()}
-	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
+	return adoptRun(ctx, r.axes.World, "vision", r.cfg.SharedConfig, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
 }
 
 // config is what config.toml says.

@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/checkpoint/storage/s3"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/launch"
@@ -55,6 +58,10 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				return usageError{err}
 			}
 		}
+		var err error
+		if r.shared.Storage, err = openPlace(r.shared.SaveTo); err != nil {
+			return usageError{fmt.Errorf("--save-to: %w", err)}
+		}
 		numRanks := r.shared.Ranks
 		if !launch.IsRank() {
 			launch.KeepSecrets()
@@ -89,4 +96,18 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		}, launch.WithPassRank0())
 	}
 	return cmd
+}
+
+// openPlace opens the place of a run's checkpoints, nil for none.
+func openPlace(arg string) (storage.Storage, error) {
+	scheme, _, isAddress := strings.Cut(arg, "://")
+	switch {
+	case arg == "":
+		return nil, nil
+	case !isAddress:
+		return storage.Dir(arg), nil
+	case scheme == "s3":
+		return s3.Open(arg)
+	}
+	return nil, fmt.Errorf("%s: checkpoints are saved in directories and at s3://, not at %s://", arg, scheme)
 }
