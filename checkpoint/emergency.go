@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -19,7 +20,7 @@ const emergencyID = "emergency"
 
 // SavePart writes all that this rank holds into a stage, without talking to anyone: for a rank
 // that cannot reach the others any more. Several ranks may do so at the same time; a box that
-// another rank has written already is left out. [List] says which ranks are missing. If the
+// another rank has written already is left out; an earlier part of this rank is replaced. [List] says which ranks are missing. If the
 // parts together are all tensors, [Complete] makes a checkpoint of them, and [Load] does so by
 // itself. The next save of a later step removes them.
 //
@@ -48,12 +49,33 @@ func SavePart(ctx context.Context, rank, size int, to storage.Storage, step int,
 	if err != nil {
 		return v.fail("begin", err)
 	}
-	_, err = v.write(ctx, files)
-	return v.fail("write", err)
+	own, err := v.write(ctx, files)
+	if err != nil {
+		return v.fail("write", err)
+	}
+	return v.fail("remove", v.removeEarlier(ctx, others, own))
 }
 
-// planPart says what this rank writes beside the parts of others.
+// removeEarlier removes files of an earlier part of this rank, whose place the new one has taken.
+func (v *save) removeEarlier(ctx context.Context, parts []*Manifest, own *Manifest) error {
+	for _, m := range parts {
+		for _, f := range m.Files {
+			isThere := func(now FileInfo) bool { return now.Name == f.Name }
+			if m.rank != v.rank || !strings.HasSuffix(f.Name, ".safetensors") || slices.ContainsFunc(own.Files, isThere) {
+				continue
+			}
+			if err := v.to.Remove(ctx, v.stage+"/"+f.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// planPart says what this rank writes beside the parts of others. An earlier part of this rank
+// counts for nothing: the new one takes its place.
 func (v *save) planPart(others []*Manifest) ([]filePlan, error) {
+	earlier := 0 // files that this rank has written before: they stay until the new part is there
 	there := map[string]bool{}
 	key := func(section, tensor string, start, shape []int) string {
 		return fmt.Sprintf("%q %q %v %v", section, tensor, start, shape)
@@ -61,6 +83,12 @@ func (v *save) planPart(others []*Manifest) ([]filePlan, error) {
 	for _, m := range others {
 		if m.Step != v.step || m.Ranks != v.size {
 			return nil, fmt.Errorf("%s has parts of step %d of %d ranks: remove them", v.stage, m.Step, m.Ranks)
+		}
+		if m.rank == v.rank {
+			for _, f := range m.Files {
+				earlier = max(earlier, partFileNumber(f.Name))
+			}
+			continue
 		}
 		v.there = append(v.there, m.Files...)
 		for _, s := range m.Sections {
@@ -80,11 +108,21 @@ func (v *save) planPart(others []*Manifest) ([]filePlan, error) {
 			return nil, err
 		}
 		for i := range list {
-			list[i].name = fmt.Sprintf("%s-rank-%05d-of-%05d-%d.safetensors", section, v.rank, v.size, i+1)
+			list[i].name = fmt.Sprintf("%s-rank-%05d-of-%05d-%d.safetensors", section, v.rank, v.size, earlier+i+1)
 		}
 		files = append(files, list...)
 	}
 	return files, nil
+}
+
+// partFileNumber returns the number at the end of the name of a file of a part, 0 for none.
+func partFileNumber(name string) (n int) {
+	stem, _ := strings.CutSuffix(name, ".safetensors")
+	n, err := strconv.Atoi(stem[strings.LastIndexByte(stem, '-')+1:])
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // readParts reads the parts of a manifest in a stage. A part that cannot be read is left out:

@@ -156,6 +156,29 @@ func TestPartsOfOneRank(t *testing.T) {
 	}
 }
 
+// TestPartTwice: a second part of a rank takes the place of its first one, files and all.
+func TestPartTwice(t *testing.T) {
+	to := storage.Dir(t.TempDir())
+	stage := checkpoint.StepName(3) + ".tmp-emergency"
+	for range 2 {
+		alone(t, to, 3, 2, 1, 0, 1)
+	}
+	if _, err := checkpoint.Complete(t.Context(), to, stage); err != nil {
+		t.Fatal(err)
+	}
+	c, err := checkpoint.Open(t.Context(), to, "")
+	if err == nil {
+		err = c.Verify(t.Context(), nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := to.List(t.Context(), c.Name)
+	if err != nil || len(entries) != len(c.Files)+1 { // and the manifest
+		t.Errorf("%v, want %v, %v", entries, c.Files, err)
+	}
+}
+
 // TestList: all that may lie in a directory.
 func TestList(t *testing.T) {
 	root := t.TempDir()
