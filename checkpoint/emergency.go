@@ -72,37 +72,45 @@ func (v *save) removeEarlier(ctx context.Context, parts []*Manifest, own *Manife
 	return nil
 }
 
-// planPart says what this rank writes beside the parts of others. An earlier part of this rank
-// counts for nothing: the new one takes its place.
-func (v *save) planPart(others []*Manifest) ([]filePlan, error) {
-	earlier := 0 // files that this rank has written before: they stay until the new part is there
-	there := map[string]bool{}
+// planPart says what this rank writes beside the parts of others. What it has written in an
+// earlier part it writes again, for others have left that out.
+func (v *save) planPart(parts []*Manifest) ([]filePlan, error) {
+	mine, theirs := map[string]bool{}, map[string]bool{}
 	key := func(section, tensor string, start, shape []int) string {
 		return fmt.Sprintf("%q %q %v %v", section, tensor, start, shape)
 	}
-	for _, m := range others {
+	earlier := 0   // files of this rank, which stay until the new part is there
+	again := false // whether it has written further files
+	for _, m := range parts {
 		if m.Step != v.step || m.Ranks != v.size {
 			return nil, fmt.Errorf("%s has parts of step %d of %d ranks: remove them", v.stage, m.Step, m.Ranks)
 		}
+		has := theirs
 		if m.rank == v.rank {
+			has = mine
 			for _, f := range m.Files {
 				earlier = max(earlier, partFileNumber(f.Name))
+				again = again || !strings.HasSuffix(f.Name, ".safetensors")
 			}
-			continue
+		} else {
+			v.there = append(v.there, m.Files...)
 		}
-		v.there = append(v.there, m.Files...)
 		for _, s := range m.Sections {
 			for _, t := range s.Tensors {
 				for _, b := range t.Boxes {
-					there[key(s.Name, t.Name, b.Start, b.Shape)] = true
+					has[key(s.Name, t.Name, b.Start, b.Shape)] = true
 				}
 			}
 		}
 	}
+	if again {
+		v.there = nil
+	}
 	var files []filePlan
 	for _, section := range v.state.sectionNames() {
 		list, err := filesOf(section, false, v.state.Sections[section], nil, func(p Part, b mesh.Box) bool {
-			return !there[key(section, p.Name, b.Start, b.Shape)]
+			k := key(section, p.Name, b.Start, b.Shape)
+			return mine[k] || !theirs[k]
 		})
 		if err != nil {
 			return nil, err
