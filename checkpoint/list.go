@@ -73,7 +73,7 @@ func List(ctx context.Context, from storage.Storage) ([]Listed, error) {
 					continue
 				}
 				l.Kind = Stage
-			case errors.As(err, new(*DamagedError)):
+			case errors.As(err, new(*DamagedError)), errors.As(err, new(*versionError)):
 				l.Kind = Damaged
 			default:
 				return nil, err

@@ -40,6 +40,20 @@ func parseManifest(text []byte) (*Manifest, error) {
 	return m, nil
 }
 
+// versionError is the error of a manifest that this program does not understand.
+type versionError struct{ version int }
+
+func (e *versionError) Error() string {
+	return fmt.Sprintf("has version %d, this program reads versions 1 to %d: use the program that wrote it, or a newer one", e.version, manifestVersion)
+}
+
+// isNewer says whether err is of a manifest that a newer program has written, and whose bytes
+// are as it wrote them.
+func isNewer(text []byte, err error) bool {
+	var v *versionError
+	return errors.As(err, &v) && v.version > manifestVersion && isIntact(text)
+}
+
 // parsePart reads what one rank says, whose boxes need not be whole tensors and may lie in files
 // of which others tell.
 func parsePart(text []byte) (*Manifest, error) {
@@ -62,7 +76,7 @@ func parsePart(text []byte) (*Manifest, error) {
 			m.Version = int(s.number())
 			// A later version may have fields that this one does not know.
 			if s.err == nil && (m.Version < 1 || m.Version > manifestVersion) {
-				s.err = fmt.Errorf("has version %d, this program reads versions 1 to %d: use the program that wrote it, or a newer one", m.Version, manifestVersion)
+				s.err = &versionError{m.Version}
 			}
 		case m.Version == 0 || format == "":
 			s.fail("the format and the version do not come first")

@@ -41,7 +41,8 @@ type Checkpoint struct {
 // What differs from what a save makes is a [DamagedError]. With the name "" damaged ones are
 // passed over; if all are damaged the error is a DamagedError, and if there are none it is
 // [ErrNone]. Of a checkpoint of version 1, whose parts have no checksums, every byte is compared
-// then. What may not be read (permissions) is an error, not damage.
+// then. What may not be read (permissions), and what a newer program has saved, is an error, not
+// damage.
 func Open(ctx context.Context, from storage.Storage, name string) (*Checkpoint, error) {
 	if name == "" {
 		c, _, err := newest(ctx, from, false, nil)
@@ -193,7 +194,10 @@ func openManifest(ctx context.Context, from storage.Storage, name string) (*Chec
 	if err != nil {
 		return nil, c.damage(ManifestName, "cannot be read", err)
 	}
-	if c.manifest, err = parseManifest(text); err != nil {
+	if c.manifest, err = parseManifest(text); isNewer(text, err) {
+		return nil, fmt.Errorf("checkpoint: %s: %s %w", c.Path, ManifestName, err)
+	}
+	if err != nil {
 		return nil, &DamagedError{Path: c.Path, File: ManifestName, Problem: err.Error()}
 	}
 	c.Step, c.Files = c.manifest.Step, c.manifest.Files

@@ -116,6 +116,10 @@ func (keep Retention) choose(ctx context.Context, from storage.Storage, steps []
 		case errors.Is(err, ErrNone):
 			stay[s] = true // not a checkpoint: a stage, or removed meanwhile
 			continue
+		case errors.As(err, new(*versionError)):
+			stay[s] = true // of a newer program, which knows what it is good for
+			numKept++
+			continue
 		case err != nil:
 			return nil, err
 		}

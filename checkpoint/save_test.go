@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -282,5 +283,60 @@ func TestDamagePassedOver(t *testing.T) {
 	})
 	if steps, err := checkpoint.Steps(t.Context(), storage.Dir(root)); err != nil || !slices.Equal(steps, []int{1}) {
 		t.Error(steps, err)
+	}
+}
+
+// TestNewerVersion: what a newer program has saved is whole. It is refused by name, and nobody
+// sets it aside, replaces it or removes it.
+func TestNewerVersion(t *testing.T) {
+	root := t.TempDir()
+	to := storage.Dir(root)
+	for step := range 3 {
+		if err := checkpoint.Save(t.Context(), nil, to, step+1, checkpoint.State{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(checkpoint.Path(root, 2), checkpoint.ManifestName)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = []byte(strings.Replace(string(text), `"version": 2`, `"version": 9`, 1))
+	changed := slices.Clone(text) // without the checksum of what it says now: a bit may have flipped
+	end := strings.LastIndex(string(text), ",\n  \"crc32c\"")
+	sum := crc32.Checksum(text[:end], crc32.MakeTable(crc32.Castagnoli))
+	text = fmt.Appendf(text[:end:end], ",\n  \"crc32c\": \"%08x\"\n}\n", sum)
+	if err := os.WriteFile(path, text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	keep := checkpoint.Retention{Last: 1, Best: 1}
+	err = checkpoint.Save(t.Context(), nil, to, 2, checkpoint.State{})
+	if err == nil || !strings.Contains(err.Error(), "step-00000002: manifest.json has version 9") {
+		t.Errorf("saved over it: %v", err)
+	}
+	if err := keep.Prune(t.Context(), to); err != nil {
+		t.Error(err)
+	}
+	if list, err := checkpoint.List(t.Context(), to); err != nil || len(list) != 2 || list[1].Kind != checkpoint.Damaged {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := to.Remove(t.Context(), checkpoint.StepName(3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkpoint.Save(t.Context(), nil, to, 1, checkpoint.State{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = checkpoint.Load(t.Context(), nil, to, checkpoint.State{})
+	if err == nil || !strings.Contains(err.Error(), "step-00000002: manifest.json has version 9") {
+		t.Errorf("loaded: %v", err)
+	}
+	if steps, err := checkpoint.Steps(t.Context(), to); err != nil || !slices.Equal(steps, []int{2, 1}) {
+		t.Errorf("%v, %v", steps, err)
+	}
+	if err := os.WriteFile(path, changed, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if step, err := checkpoint.Load(t.Context(), nil, to, checkpoint.State{}); err != nil || step != 1 {
+		t.Errorf("step %d, %v", step, err)
 	}
 }
