@@ -53,7 +53,7 @@ type Loaded struct {
 // the state differs from what was saved, the error is a [*StateDictError] and nothing is changed;
 // see also [WithPartial]. After another error, tensors may have any values.
 func Load(ctx context.Context, g *dist.Group, from storage.Storage, s State, opts ...LoadOption) (step int, err error) {
-	l := &load{loading: loadingOf(opts), crew: crewOf(g), from: from, state: s, opts: opts, skip: map[int]bool{}}
+	l := &load{loading: loadingOf(opts), crew: crewOf(g), from: from, state: s, opts: opts, skip: map[int]bool{}, other: map[*DamagedError]bool{}}
 	if err := l.agree(context.WithoutCancel(ctx), errors.Join(context.Cause(ctx), s.check())); err != nil {
 		return 0, l.fail(err)
 	}
@@ -80,8 +80,9 @@ type load struct {
 	state State
 	opts  []LoadOption
 
-	skip   map[int]bool    // steps whose checkpoints are damaged
-	passed []*DamagedError // on rank 0
+	skip   map[int]bool           // steps whose checkpoints are damaged
+	passed []*DamagedError        // on rank 0
+	other  map[*DamagedError]bool // those of passed that rank 0 has not seen itself
 }
 
 func (l *load) fail(err error) error {
@@ -203,8 +204,10 @@ func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) 
 		return false, err
 	}
 	loaded, err := ck.load(l.crew, l.state, l.opts)
+	isMine := errors.As(err, new(*DamagedError))
 	damaged := func(d *DamagedError) {
 		l.pass(d)
+		l.other[d] = !isMine
 		again = true
 	}
 	if ck.Name == "" { // the storage is this one checkpoint
@@ -226,16 +229,32 @@ func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) 
 }
 
 // setAside tells of a damaged checkpoint and gives it another name. If that fails, it stays and
-// is passed over again.
+// is passed over again. It also stays if only another rank sees the damage: that rank's machine
+// may be what is wrong.
 func (l *load) setAside(ctx context.Context, d *DamagedError) {
 	text := "passing over a damaged checkpoint: " + d.Error()
 	name := d.Path[strings.LastIndexByte(d.Path, '/')+1:]
-	if _, ok := ParseStep(name); ok {
+	if l.other[d] && l.isWhole(ctx, name, d.File) {
+		text += " (rank 0 reads it as it was saved, so it stays: look at the disk or the mount of the rank that does not)"
+	} else if _, ok := ParseStep(name); ok {
 		if err := l.from.SetAside(ctx, name); err != nil {
 			text += fmt.Sprintf(" (it cannot be set aside: %v)", err)
 		}
 	}
 	l.notice(text)
+}
+
+// isWhole says whether this rank finds no damage in a file of a checkpoint.
+func (l *load) isWhole(ctx context.Context, name, file string) bool {
+	c, err := open(ctx, l.from, name)
+	if err != nil {
+		return false
+	}
+	i := slices.IndexFunc(c.Files, func(f FileInfo) bool { return f.Name == file })
+	if i < 0 {
+		return true // the manifest, or the list of files
+	}
+	return c.verifyFile(ctx, c.Files[i], c.boxesByFile()[file], make([]byte, chunkBytes), firstDamage, func(int) {}) == nil
 }
 
 // match compares a state with the checkpoint, and reads nothing.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -338,5 +339,46 @@ func TestNewerVersion(t *testing.T) {
 	}
 	if step, err := checkpoint.Load(t.Context(), nil, to, checkpoint.State{}); err != nil || step != 1 {
 		t.Errorf("step %d, %v", step, err)
+	}
+}
+
+// TestDamageOfOneMachine: a checkpoint that one rank cannot read is passed over by all. It stays
+// under its name if rank 0 reads all of it.
+func TestDamageOfOneMachine(t *testing.T) {
+	root := t.TempDir()
+	to := storage.Dir(root)
+	err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+		s, err := job(ctx, g, 2, 1)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(checkpoint.Save(ctx, g, to, 1, s), checkpoint.Save(ctx, g, to, 2, s)); err != nil {
+			return err
+		}
+		from := to
+		if g.Rank() == 1 {
+			from = storage.Dir(root, storage.WithHook(func(op storage.Op, do func() error) error {
+				if op.Kind == storage.OpRead && strings.Contains(op.Path, "step-00000002") && strings.HasSuffix(op.Path, ".safetensors") {
+					return syscall.EIO
+				}
+				return do()
+			}))
+		}
+		var notices []string
+		s.Values, s.RankValues = nil, nil
+		step, err := checkpoint.Load(ctx, g, from, s, checkpoint.WithNotice(func(text string) { notices = append(notices, text) }))
+		if err != nil || step != 1 {
+			return fmt.Errorf("step %d, %w", step, err)
+		}
+		if g.Rank() == 0 && (len(notices) != 1 || !strings.Contains(notices[0], "rank 0 reads it as it was saved")) {
+			return fmt.Errorf("%q", notices)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if steps, err := checkpoint.Steps(t.Context(), to); err != nil || !slices.Equal(steps, []int{2, 1}) {
+		t.Error(steps, err)
 	}
 }
