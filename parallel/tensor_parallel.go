@@ -332,15 +332,19 @@ func (t *tensorParallel) lookUp(c *nn.Ctx, r *role, x []*tensor.Tensor, next fun
 	away := ids.GeScalar(0).LogicalAnd(ids.LtScalar(float64(t.tables[r.weight]))).LogicalAnd(here.LogicalNot())
 	// An id that is no row of the whole table stays wrong, and is named so.
 	at := tensor.Where(away, ids.MulScalar(0), ids.SubScalar(float64(first)))
-	y := slices.Clone(next(c.With(&tableOf{t, r}), []*tensor.Tensor{at}))
+	table := &tableOf{t: t, r: r}
+	y := slices.Clone(next(c.With(table), []*tensor.Tensor{at}))
+	table.restore()
 	y[0] = y[0].Mul(here.Unsqueeze(-1).To(y[0].DType()))
 	return y
 }
 
 // tableOf says, within the look-up in a table, that the rows of other ranks count as zeros.
 type tableOf struct {
-	t *tensorParallel
-	r *role
+	t     *tensorParallel
+	r     *role
+	table *tensor.Tensor // that has another type within the look-up
+	note  *tensor.Note   // which it has outside
 }
 
 func (o *tableOf) InterceptCall(c *nn.Ctx, _ any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
@@ -348,15 +352,23 @@ func (o *tableOf) InterceptCall(c *nn.Ctx, _ any, x []*tensor.Tensor, next func(
 }
 
 // InterceptParam changes the type of the table: with zeros for the rows of other ranks it is a
-// part of a sum.
+// part of a sum. The table itself gets the type. A value recorded in its place would take the
+// gradient, and the leaf would add it up in another order than in passes that are not checked.
 func (o *tableOf) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
 	w := next(c)
-	if p != o.r.weight || sharding.Of(c.Tape()) == nil {
+	if p != o.r.weight || o.table != nil || sharding.Of(c.Tape()) == nil {
 		return w
 	}
-	y := w.Detach()
-	o.t.giveAs(c, "vocabulary parallel "+o.r.path, w, y, mesh.Shard(0), mesh.Partial(dist.Sum), mesh.Replicate(), mesh.Shard(0))
-	return tensor.Record("tensor parallel", y, []*tensor.Tensor{w}, nil, handOn)
+	o.table, o.note = w, w.Note()
+	o.t.giveAs(c, "vocabulary parallel "+o.r.path, w, w, mesh.Shard(0), mesh.Partial(dist.Sum), mesh.Replicate(), mesh.Shard(0))
+	return w
+}
+
+// restore gives the table the type that it has outside the look-up: a tied head reads it too.
+func (o *tableOf) restore() {
+	if o.table != nil {
+		o.table.SetNote(o.note)
+	}
 }
 
 // handOn gives a gradient on.

@@ -37,7 +37,7 @@ func halfway(t *testing.T, text string, mesh MeshConfig, change func(*LMConfig))
 func TestProve(t *testing.T) {
 	text := writeText(t, 40_000)
 	meshes := map[string]MeshConfig{
-		"one": {Replicate: 1}, "replicas": {Replicate: 2}, "shards": {FSDP: 2}, "stages": {PP: 2}, "sequences": {CP: 2},
+		"one": {Replicate: 1}, "replicas": {Replicate: 2}, "shards": {FSDP: 2}, "stages": {PP: 2}, "sequences": {CP: 2}, "matrices": {TP: 2},
 	}
 	for name, mesh := range meshes {
 		t.Run(name, func(t *testing.T) {
