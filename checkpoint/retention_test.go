@@ -5,6 +5,7 @@ package checkpoint_test
 import (
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,24 @@ func TestRetention(t *testing.T) {
 		if steps, err := checkpoint.Steps(t.Context(), to); err != nil || !slices.Equal(steps, c.want) {
 			t.Errorf("%+v keeps %v, want %v (%v)", c.keep, steps, c.want, err)
 		}
+	}
+}
+
+// TestRetentionDiverged: a step whose loss is no number is saved, and is not among the best.
+func TestRetentionDiverged(t *testing.T) {
+	to := storage.Dir(t.TempDir())
+	for i, loss := range []float64{2, math.NaN(), math.Inf(-1), 3} {
+		s := checkpoint.State{Metric: &checkpoint.Metric{Name: "loss", Value: loss, Lower: true}}
+		if err := checkpoint.Save(t.Context(), nil, to, i+1, s, checkpoint.WithRetention(checkpoint.Retention{Last: 1, Best: 1})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if steps, err := checkpoint.Steps(t.Context(), to); err != nil || !slices.Equal(steps, []int{4, 1}) {
+		t.Error(steps, err)
+	}
+	s := checkpoint.State{Metric: &checkpoint.Metric{Name: "loss", Value: math.NaN()}}
+	if err := checkpoint.SavePart(t.Context(), 0, 1, to, 5, s); err != nil {
+		t.Error(err)
 	}
 }
 

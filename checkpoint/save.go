@@ -374,7 +374,7 @@ func (v *save) write(ctx context.Context, files []filePlan) (own *Manifest, err 
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	own = &Manifest{Step: v.step, Ranks: v.size, Mesh: v.state.describeMesh(), Program: programVersion(), Time: time.Now(), Folder: v.folder, Metric: v.state.Metric}
+	own = &Manifest{Step: v.step, Ranks: v.size, Mesh: v.state.describeMesh(), Program: programVersion(), Time: time.Now(), Folder: v.folder, Metric: v.state.Metric.orNone()}
 	if v.rank == 0 || v.alone {
 		own.Sections = v.outline()
 		if own.Values, err = encodeValues(v.state.Values); err != nil {

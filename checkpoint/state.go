@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"math"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -46,8 +47,17 @@ type State struct {
 	// Files writes further files, such as config.json. Save calls it on rank 0, and Load
 	// does not.
 	Files func(w *Writer) error
-	// Metric says how good the model is, for [Retention] by the best. It may be nil.
+	// Metric says how good the model is, for [Retention] by the best. It may be nil. One whose
+	// value is not a number or infinite counts as none: a run that diverges is saved too.
 	Metric *Metric
+}
+
+// orNone returns the metric, nil if its value is none that a manifest can have.
+func (m *Metric) orNone() *Metric {
+	if m == nil || math.IsNaN(m.Value) || math.IsInf(m.Value, 0) {
+		return nil
+	}
+	return m
 }
 
 // sectionNames returns the names of the sections, in the order in which they are saved.
