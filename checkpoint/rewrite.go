@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,6 +26,9 @@ type Rewriting struct {
 	// Place returns the placements of a tensor on the axes of the mesh. Without it, or where it
 	// returns none, the tensor is whole, and one of the ranks has it.
 	Place func(section string, tensor safetensors.Info) ([]mesh.Placement, error)
+	// RankValues are values of the ranks, of a checkpoint that is rewritten. They are kept if
+	// the number of ranks is theirs.
+	RankValues []map[string]json.RawMessage
 	// Progress is called with the bytes that have been written; it may be nil.
 	Progress func(bytes int64)
 }
@@ -34,7 +38,7 @@ const maxRewriteRanks = 1 << 16
 
 // Rewrite makes a checkpoint of s.Sources in one process, without ranks, as ranks that hold the
 // tensors as r says would save them. It reads and writes pieces of a few megabytes, so it needs
-// no memory for tensors. s has no Sections and no RankValues. The errors are those of [Save].
+// no memory for tensors. s has no Sections and no RankValues; those of r are kept. The errors are those of [Save].
 func Rewrite(ctx context.Context, to storage.Storage, step int, s State, r Rewriting, opts ...SaveOption) (err error) {
 	v := &save{saveOptions: saveOptionsOf(opts), crew: crewOf(nil), to: to, step: step, state: s}
 	if r.Progress != nil {
@@ -72,6 +76,9 @@ func Rewrite(ctx context.Context, to storage.Storage, step int, s State, r Rewri
 func (r Rewriting) describe(own *Manifest, by []int) error {
 	own.Mesh = r.Mesh
 	own.Ranks = r.numRanks()
+	if len(r.RankValues) == own.Ranks {
+		own.RankValues = r.RankValues
+	}
 	for i, rank := range by {
 		own.Files[i].Rank = rank // the files of tensors come first, in their order
 	}

@@ -5,6 +5,7 @@ package checkpoint_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -125,6 +126,25 @@ func TestRewrite(t *testing.T) {
 			if err := got.Close(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// TestRewriteRankValues: values of the ranks stay where the number of ranks stays.
+func TestRewriteRankValues(t *testing.T) {
+	to := storage.Dir(t.TempDir())
+	values := []map[string]json.RawMessage{{"generator": json.RawMessage("7")}, {"generator": json.RawMessage("8")}}
+	for step, want := range []int{0, 0, 2, 0} {
+		r := checkpoint.Rewriting{Ranks: step, RankValues: values}
+		if err := checkpoint.Rewrite(t.Context(), to, step, checkpoint.State{}, r); err != nil {
+			t.Fatal(err)
+		}
+		c, err := checkpoint.Open(t.Context(), to, checkpoint.StepName(step))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Manifest().RankValues; len(got) != want || want > 0 && string(got[1]["generator"]) != "8" {
+			t.Errorf("%d ranks have the values %s, want those of %d ranks", step, got, want)
 		}
 	}
 }

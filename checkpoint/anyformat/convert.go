@@ -193,7 +193,7 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 	}
 	if c := in.Checkpoint; c != nil {
 		m := c.Manifest()
-		s.Metric = m.Metric
+		s.Metric, o.Layout.RankValues = m.Metric, m.RankValues
 		for name, text := range m.Values {
 			s.Values[name] = text
 		}
