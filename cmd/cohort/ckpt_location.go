@@ -74,8 +74,8 @@ func locateRemote(scheme, arg string) (anyformat.Location, error) {
 		open = func(address string) (storage.Storage, error) { return s3.Open(address) }
 	case "http", "https":
 		open = func(address string) (storage.Storage, error) { return web.Open(address) }
-	default:
-		return at, usageError{fmt.Errorf("%s: checkpoints lie in directories and at s3://, http:// and https://, not at %s://", arg, scheme)}
+	default: // without the address, which may have a secret
+		return at, usageError{fmt.Errorf("checkpoints lie in directories and at s3://, http:// and https://, not at %s://", scheme)}
 	}
 	address, query, hasQuery := strings.Cut(arg, "?")
 	if hasQuery {
@@ -90,12 +90,13 @@ func locateRemote(scheme, arg string) (anyformat.Location, error) {
 		at.Name = name
 	}
 	if at.Parent != nil && slices.Contains(fileEndings, path.Ext(at.Name)) {
+		at.Text = storage.At(at.Parent, at.Name) // without what only the request needs
 		return at, nil
 	}
 	if at.Inside, err = open(address + query); err != nil {
 		return at, usageError{err}
 	}
-	at.Text = at.Inside.String() // without what only the request needs
+	at.Text = at.Inside.String()
 	return at, nil
 }
 
@@ -106,7 +107,7 @@ func locateOutput(arg string) (anyformat.Location, error) {
 	}
 	if scheme, _, ok := strings.Cut(arg, "://"); ok {
 		if scheme == "http" || scheme == "https" {
-			return anyformat.Location{}, usageError{fmt.Errorf("%s: a web server is only read: give a directory or an address s3://", arg)}
+			return anyformat.Location{}, usageError{errors.New("a web server is only read: write to a directory or to an address s3://")}
 		}
 		return locateRemote(scheme, arg)
 	}

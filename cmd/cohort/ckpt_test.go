@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -184,6 +186,24 @@ func TestBadCkptCommandLines(t *testing.T) {
 		_, errs, code := ckpt(strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
 			t.Errorf("ckpt %s: exit code %d, %q; want %d, %q", c.args, code, errs, c.code, c.want)
+		}
+	}
+}
+
+// TestCkptSecrets: a signature in an address is in no message.
+func TestCkptSecrets(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	for _, args := range [][]string{
+		{"show", server.URL + "/w.safetensors?signature=hidden7"}, {"show", server.URL + "/run?signature=hidden7"},
+		{"ls", server.URL + "/run?signature=hidden7"}, {"verify", server.URL + "/w.pt?signature=hidden7"},
+		{"show", "gs://bucket/w.pt?signature=hidden7"}, {"cp", "a", server.URL + "/w.pt?signature=hidden7"},
+		{"show", "https://user:hidden7@localhost/w.pt"}, {"show", "s3://user:hidden7@bucket/w.pt"},
+		{"show", "s3://bucket/w.pt?key=hidden7"}, {"cp", "a", "https://user:hidden7@localhost/a"},
+		{"prune", "https://user:hidden7@localhost/a", "--keep", "1"}, {"show", "%zz://hidden7"},
+	} {
+		if out, errs, code := ckpt(args...); code == 0 || strings.Contains(out+errs, "hidden7") {
+			t.Errorf("%s: exit code %d, %s%s", args, code, out, errs)
 		}
 	}
 }
