@@ -81,6 +81,8 @@ func TestRecognize(t *testing.T) {
 		{"manifest of another tool", map[string]string{"manifest.json": `{"name": "app"}`, "model.safetensors": weights}, "", HuggingFace, ""},
 		{"run", map[string]string{"step-00000003/manifest.json": manifest}, "", Run, ""},
 		{"run with only a stage", map[string]string{"step-00000003.tmp-1/x": ""}, "", Run, ""},
+		{"stage", map[string]string{"step-00000003.tmp-1/model.safetensors": weights}, "step-00000003.tmp-1", "", "a save has written that did not end"},
+		{"another tool's name", map[string]string{"my.tmp-1/model.safetensors": weights}, "my.tmp-1", HuggingFace, ""},
 		{"absent", nil, "x", "", "x does not exist"},
 		{"empty folder", map[string]string{"x/y": ""}, "x/../e", "", "e is empty"},
 		{"empty file", map[string]string{"x": ""}, "x", "", "is an empty file"},

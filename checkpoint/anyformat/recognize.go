@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
@@ -153,6 +154,12 @@ func has(ctx context.Context, at Location, name string) (bool, error) {
 }
 
 func recognizeFolder(ctx context.Context, at Location) (Kind, error) {
+	// Such a folder has the files of a checkpoint, but not all of them, or not all of their bytes.
+	if base, _, isStage := strings.Cut(at.Name, ".tmp-"); isStage {
+		if _, ok := checkpoint.ParseStep(base); ok {
+			return "", &UnknownError{at.Text, "is what a save has written that did not end, no checkpoint: give the run, and see cohort ckpt ls"}
+		}
+	}
 	for _, f := range []struct {
 		name string
 		kind Kind
