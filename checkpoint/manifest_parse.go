@@ -285,7 +285,7 @@ func (t StoredTensor) check(files map[string]int64) error {
 		sum += size
 	}
 	if sum != whole {
-		return fmt.Errorf("of %d bytes, and its boxes have %d", whole, sum)
+		return fmt.Errorf("is of %d bytes, and its boxes have %d", whole, sum)
 	}
 	return t.checkOverlap()
 }

@@ -24,8 +24,9 @@ func newCkptListCommand() *cobra.Command {
 		Short: "List the checkpoints of a run",
 		Long: `List the checkpoints of a run, the newest first: step, age, size, the mesh of the ranks
 that saved it, its metric, and the state. Damaged ones are listed with what is wrong, and
-so is what saves left that did not end. The command reads manifests and the sizes of files;
-cohort ckpt verify reads every byte.`,
+so is what saves left that did not end. Where ranks have each saved alone what they hold,
+the state is parts, and the command says which ranks are missing and whether all tensors
+are whole. It reads manifests and the sizes of files; cohort ckpt verify reads every byte.`,
 		Example: "  cohort ckpt ls out/lm\n  cohort ckpt ls --json s3://bucket/lm",
 		Args:    numArgs(1, "a run"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,86 +55,64 @@ cohort ckpt verify reads every byte.`,
 type ckptListed struct {
 	Name    string             `json:"name"`
 	Step    *int               `json:"step,omitempty"`
-	State   string             `json:"state"` // good, damaged, unfinished or set aside
+	State   string             `json:"state"` // good, damaged, unfinished, set aside or parts
 	Problem string             `json:"problem,omitempty"`
 	Time    *time.Time         `json:"time,omitempty"`
 	Bytes   int64              `json:"bytes,omitempty"`
 	Ranks   int                `json:"ranks,omitempty"`
 	Mesh    []checkpoint.Axis  `json:"mesh,omitempty"`
 	Metric  *checkpoint.Metric `json:"metric,omitempty"`
+	Missing []int              `json:"missing_ranks,omitempty"` // that have written nothing
+	Whole   bool               `json:"whole,omitempty"`         // of parts: whether all tensors are there
 }
 
-// listRun lists the checkpoints of a run, and behind them what is none.
+// listRun lists what is in a run.
 func listRun(ctx context.Context, run storage.Storage) ([]ckptListed, error) {
-	steps, err := checkpoint.Steps(ctx, run)
+	found, err := checkpoint.List(ctx, run)
 	if err != nil {
 		return nil, err
-	}
-	entries, err := run.List(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	modified := map[string]time.Time{}
-	for _, e := range entries {
-		modified[e.Name] = e.Modified
 	}
 	list := []ckptListed{}
-	for _, step := range steps {
-		l := ckptListed{Name: checkpoint.StepName(step), Step: &step, State: "good"}
-		if at := modified[l.Name]; !at.IsZero() {
-			l.Time = &at
+	for _, f := range found {
+		l := ckptListed{Name: f.Name, Step: &f.Step, State: string(f.Kind), Bytes: f.Bytes, Missing: f.Missing, Whole: f.Kind == checkpoint.Parts && f.Err == nil}
+		if !f.Modified.IsZero() {
+			l.Time = &f.Modified
 		}
-		c, err := checkpoint.Open(ctx, run, l.Name)
+		if m := f.Manifest; m != nil {
+			l.Ranks, l.Mesh, l.Metric = m.Ranks, m.Mesh, m.Metric
+		}
 		var damaged *checkpoint.DamagedError
 		switch {
-		case errors.Is(err, checkpoint.ErrNone):
+		case f.Kind == checkpoint.Stage:
 			l.State = "unfinished"
-		case errors.As(err, &damaged):
-			l.State, l.Problem = "damaged", strings.TrimSpace(damaged.File+" "+damaged.Problem)
+		case l.Whole:
+			l.Problem = "all tensors are whole: the next job completes it, and so does cohort ckpt merge"
+		case f.Kind == checkpoint.Parts:
+			l.Problem = "not whole: " + f.Err.Error()
+			if len(f.Missing) > 0 {
+				l.Problem += fmt.Sprintf("; nothing is there of %s", inRanks(f.Missing))
+			}
+		case errors.As(f.Err, &damaged):
+			l.Problem = strings.TrimSpace(damaged.File + " " + damaged.Problem)
 			if damaged.Err != nil {
 				l.Problem += ": " + damaged.Err.Error()
 			}
-		case err != nil:
-			return nil, err
-		default:
-			l.describe(c)
 		}
 		list = append(list, l)
-	}
-	for _, e := range entries {
-		l := ckptListed{Name: e.Name}
-		base, _, isStage := strings.Cut(e.Name, ".tmp-")
-		before, _, isAside := strings.Cut(e.Name, ".damaged-")
-		switch {
-		case !e.IsFolder:
-			continue
-		case isStage:
-			l.State = "unfinished"
-		case isAside:
-			l.State, base = "set aside", before
-		default:
-			continue
-		}
-		if step, ok := checkpoint.ParseStep(base); ok {
-			l.Step = &step
-			if !e.Modified.IsZero() {
-				l.Time = &e.Modified
-			}
-			list = append(list, l)
-		}
 	}
 	return list, nil
 }
 
-func (l *ckptListed) describe(c *checkpoint.Checkpoint) {
-	m := c.Manifest()
-	if !m.Time.IsZero() {
-		l.Time = &m.Time
+// inRanks names ranks, of many the first ones.
+func inRanks(ranks []int) string {
+	const most = 8
+	switch {
+	case len(ranks) == 1:
+		return fmt.Sprintf("rank %d", ranks[0])
+	case len(ranks) > most:
+		return fmt.Sprintf("ranks %s and %d more", inNumbers(ranks[:most]), len(ranks)-most)
 	}
-	l.Ranks, l.Mesh, l.Metric = m.Ranks, m.Mesh, m.Metric
-	for _, f := range c.Files {
-		l.Bytes += f.Bytes
-	}
+	return "ranks " + inNumbers(ranks)
 }
 
 // inMesh is a mesh for people.
