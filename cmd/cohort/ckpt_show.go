@@ -257,7 +257,7 @@ func showInput(b *strings.Builder, in *anyformat.Input, sections []anyformat.Sec
 			bytes += info.NumBytes()
 			elements += numElements(info)
 		}
-		fmt.Fprintf(b, "\n%s: %s, %s elements, %s\n", visible.Text(s.Name), plural(len(infos), "tensor"), strings.TrimSpace(inCounts(elements)), inBytes(bytes))
+		fmt.Fprintf(b, "\n%s: %s, %s, %s\n", visible.Text(s.Name), plural(len(infos), "tensor"), inElements(elements), inBytes(bytes))
 		tree := newModuleTree(infos, func(name string) string {
 			return boxesInWords(boxesOf(s, name), axes, placements(s.Name, name))
 		})
@@ -273,6 +273,13 @@ func showInput(b *strings.Builder, in *anyformat.Input, sections []anyformat.Sec
 			fmt.Fprintf(b, "  %s\n", visible.Text(in.Refused[name].Error()))
 		}
 	}
+}
+
+func inElements(n int64) string {
+	if n == 1 {
+		return "1 element"
+	}
+	return strings.TrimSpace(inCounts(n)) + " elements"
 }
 
 func plural(n int, what string) string {

@@ -215,6 +215,11 @@ func TestInBytes(t *testing.T) {
 			t.Errorf("%d bytes are %q, want %q", n, got, want)
 		}
 	}
+	for n, want := range map[int64]string{0: "0 elements", 1: "1 element", 2: "2 elements", 12_300: "12.3 thousand elements"} {
+		if got := inElements(n); got != want {
+			t.Errorf("%d elements are %q, want %q", n, got, want)
+		}
+	}
 }
 
 // TestCkptConvertToHuggingFace: the folder has the same tensors and the files of the model,
