@@ -47,7 +47,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if err := r.order.step(r.step+1, r.feed.State()); err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
-		mine.stop = ctx.Err() != nil
+		mine.stop, mine.failed = ctx.Err() != nil, r.saves.failed()
 		all, err := r.update(work, mine)
 		if err != nil {
 			return err
@@ -61,6 +61,11 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		})
 		if err := r.keepProof(work, all); err != nil {
 			return err
+		}
+
+		r.tellSaved()
+		if all.failed {
+			return r.failedSave(work)
 		}
 
 		last := r.step == r.o.Steps
@@ -94,6 +99,9 @@ func due(step, every int) bool { return every > 0 && step%every == 0 }
 
 // stopped ends a run that was asked to stop and has saved.
 func (r *trainer[B]) stopped(ctx, work context.Context) error {
+	if err := r.endSaves(work); err != nil {
+		return err
+	}
 	// Nobody leaves before rank 0 has saved, which a launcher would take for a failure.
 	if err := r.axes.World.Barrier(work); err != nil {
 		return r.errorf("stop after step %d: %w", r.step, err)
@@ -111,6 +119,7 @@ type share struct {
 	size     int  // of the batches
 	replaced int  // samples that could not be made
 	stop     bool // somebody wants to
+	failed   bool // a save before has
 
 	// Of all ranks alone: those of one are still being computed.
 	loss float64 // mean of all samples

@@ -34,10 +34,12 @@ type Options struct {
 	Patience  int     // evaluations without a better one after which the run ends early; 0: never
 	MinDelta  float64 // an evaluation counts as better for Patience if it improves by more than this
 
-	SaveEvery int // steps between checkpoints; 0: at the end, or when the run is stopped, only
-	Keep      int // number of the last checkpoints to keep; 0: 2
-	KeepEvery int // besides, keep the checkpoints of every so many steps; 0: none of them
-	KeepBest  int // besides, keep so many checkpoints with the best evaluations
+	SaveEvery int   // steps between checkpoints; 0: at the end, or when the run is stopped, only
+	SaveSync  bool  // a step waits until its checkpoint is written, and not only until its state is copied
+	SaveLimit int64 // bytes that a rank writes in a second at most; 0: no limit
+	Keep      int   // number of the last checkpoints to keep; 0: 2
+	KeepEvery int   // besides, keep the checkpoints of every so many steps; 0: none of them
+	KeepBest  int   // besides, keep so many checkpoints with the best evaluations
 	// SaveTo is where checkpoints go, also from other machines; nil is the directory Out.
 	SaveTo storage.Storage
 
@@ -104,9 +106,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 		return fail("%d steps, %v epochs: neither may be negative or infinite", o.Steps, o.Epochs)
 	case o.Epochs > 0 && (numSamples < 1 || o.Batch < 1):
 		return fail("%v epochs of %d samples in batches of %d: Task.Samples and Batch must be at least 1", o.Epochs, numSamples, o.Batch)
-	case o.Accumulate < 0, o.EvalEvery < 0, o.SaveEvery < 0, o.Keep < 0, o.KeepEvery < 0, o.KeepBest < 0, o.Patience < 0, !(o.MinDelta >= 0), !(o.Clip > 0):
-		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, KeepEvery %d, KeepBest %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
-			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.KeepEvery, o.KeepBest, o.Patience, o.MinDelta, o.Clip)
+	case o.Accumulate < 0, o.EvalEvery < 0, o.SaveEvery < 0, o.Keep < 0, o.KeepEvery < 0, o.KeepBest < 0, o.SaveLimit < 0, o.Patience < 0, !(o.MinDelta >= 0), !(o.Clip > 0):
+		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, KeepEvery %d, KeepBest %d, SaveLimit %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
+			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.KeepEvery, o.KeepBest, o.SaveLimit, o.Patience, o.MinDelta, o.Clip)
 	}
 	if o.Patience > 0 && o.EvalEvery == 0 {
 		return fail("Patience %d counts evaluations, of which there is one at the end alone: set EvalEvery", o.Patience)

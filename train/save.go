@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -86,7 +88,107 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 	return nil
 }
 
-// save writes a checkpoint: every rank what it holds.
+// saves writes the checkpoints of a run, and those of its best weights.
+type saves struct {
+	last, best *checkpoint.Saver
+	err        error // that a save has ended with, to be told to all ranks
+
+	mu        sync.Mutex
+	committed []int // steps whose checkpoints are there, to be reported
+}
+
+// openSaves makes the savers, together on all ranks.
+func (r *trainer[B]) openSaves(ctx context.Context) (err error) {
+	var together []string
+	if r.task.WeightsFile != "" { // a file of that name is what its readers ask for
+		together = []string{r.weightsSection()}
+	}
+	o := checkpoint.SaverOptions{
+		Async: !r.o.SaveSync, BytesPerSecond: r.o.SaveLimit, Together: together,
+		Keep: checkpoint.Retention{Last: r.o.Keep, Every: r.o.KeepEvery, Best: r.o.KeepBest}, Committed: r.saves.note,
+	}
+	if r.saves.last, err = checkpoint.NewSaver(ctx, r.axes.World, r.o.SaveTo, o); err != nil {
+		return r.errorf("%w", err)
+	}
+	o.Keep, o.Committed = checkpoint.Retention{Only: true}, nil
+	if r.saves.best, err = checkpoint.NewSaver(ctx, r.axes.World, r.bestPlace(), o); err != nil {
+		return r.errorf("%w", err)
+	}
+	return nil
+}
+
+// note is told that a checkpoint is there.
+func (s *saves) note(step int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.committed = append(s.committed, step)
+}
+
+// failed reports whether a save before has ended with an error, as far as this rank knows.
+func (s *saves) failed() bool {
+	if s.err == nil {
+		s.err = errors.Join(s.last.Err(), s.best.Err())
+	}
+	return s.err != nil
+}
+
+// wait waits until all saves are over, and returns the error of one that has failed.
+func (s *saves) wait(ctx context.Context) error {
+	err := errors.Join(s.err, s.last.Wait(ctx), s.best.Wait(ctx))
+	s.err = nil
+	return err
+}
+
+// tellSaved reports the checkpoints that have come to be since the last call.
+func (r *trainer[B]) tellSaved() {
+	r.saves.mu.Lock()
+	steps := r.saves.committed
+	r.saves.committed = nil
+	r.saves.mu.Unlock()
+	for _, step := range steps {
+		r.report.Saved(Saved{Step: step, Path: storage.At(r.o.SaveTo, checkpoint.StepName(step))})
+	}
+}
+
+// endSaves waits until all that was saved is there.
+func (r *trainer[B]) endSaves(ctx context.Context) error {
+	err := r.saves.wait(ctx)
+	r.tellSaved()
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	return nil
+}
+
+// failedSave ends the run after a step in which a rank told that a save had failed. All ranks
+// come here after the same step.
+func (r *trainer[B]) failedSave(ctx context.Context) error {
+	if err := r.endSaves(ctx); err != nil {
+		return err
+	}
+	return r.errorf("step %d: a save has failed on another rank", r.step)
+}
+
+// closePatience is how long a run that ends with an error waits for a save that is under way.
+const closePatience = 15 * time.Second
+
+// closeSaves ends the savers. After an error, a save that is under way has some time: the other
+// ranks may be well.
+func (r *trainer[B]) closeSaves(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closePatience)
+	defer cancel()
+	for _, s := range []*checkpoint.Saver{r.saves.last, r.saves.best} {
+		if s != nil {
+			if err := s.Close(ctx); err != nil {
+				r.report.Notice(err.Error())
+			}
+		}
+	}
+	r.tellSaved()
+}
+
+// save begins a checkpoint: every rank writes what it holds, beside the next steps unless the
+// options say otherwise.
 func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.sound(ctx); err != nil {
 		return err
@@ -99,11 +201,10 @@ func (r *trainer[B]) save(ctx context.Context) error {
 		return err
 	}
 	state.Sections[checkpoint.Optimizer] = r.optimizerParts()
-	keep := checkpoint.Retention{Last: r.o.Keep, Every: r.o.KeepEvery, Best: r.o.KeepBest}
-	if err := r.saveIn(ctx, r.o.SaveTo, state, keep); err != nil {
-		return err
+	if _, err := r.saves.last.Save(ctx, r.step, state); err != nil {
+		return r.errorf("%w", err)
 	}
-	r.report.Saved(Saved{Step: r.step, Path: storage.At(r.o.SaveTo, checkpoint.StepName(r.step))})
+	r.tellSaved()
 	return nil
 }
 
@@ -114,15 +215,7 @@ func (r *trainer[B]) saveBest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.saveIn(ctx, r.bestPlace(), state, checkpoint.Retention{Only: true})
-}
-
-func (r *trainer[B]) saveIn(ctx context.Context, to storage.Storage, state checkpoint.State, keep checkpoint.Retention) error {
-	together := checkpoint.WithTogether()
-	if r.task.WeightsFile != "" { // a file of that name is what its readers ask for
-		together = checkpoint.WithTogether(r.weightsSection())
-	}
-	if err := checkpoint.Save(ctx, r.axes.World, to, r.step, state, checkpoint.WithRetention(keep), together); err != nil {
+	if _, err := r.saves.best.Save(ctx, r.step, state); err != nil {
 		return r.errorf("%w", err)
 	}
 	return nil

@@ -12,9 +12,11 @@ import (
 // SaveConfig has the settings of checkpoints, which all recipes share. A flag about
 // checkpoints is declared here as those of all recipes are in [SharedConfig].
 type SaveConfig struct {
-	SaveEvery int `json:"save_every" group:"Checkpoint" usage:"save a checkpoint every {N} steps; 0: at the end only"`
+	SaveEvery int  `json:"save_every" group:"Checkpoint" usage:"save a checkpoint every {N} steps; 0: at the end only"`
+	SaveAsync bool `json:"save_async" usage:"write checkpoints while training goes on: a step waits until the state is copied, not until it is written"`
 
-	SaveTo string `json:"-" flag:"save-to" run:"here" usage:"{PLACE} of the checkpoints, a directory or s3://BUCKET/PREFIX; default: the directory of the run"`
+	SaveTo    string  `json:"-" flag:"save-to" run:"here" usage:"{PLACE} of the checkpoints, a directory or s3://BUCKET/PREFIX; default: the directory of the run"`
+	SaveLimit float64 `json:"save_limit" run:"here" usage:"{BYTES} that a rank writes in a second at most, such as 200e6; 0: no limit"`
 
 	Keep      int `json:"keep" usage:"number of the last checkpoints to keep, besides the best weights"`
 	KeepEvery int `json:"keep_every" usage:"also keep the checkpoints of every {N} steps; 0: none of them"`
@@ -29,6 +31,11 @@ type SaveConfig struct {
 func (c SaveConfig) validate(task string) error {
 	if err := checkWholes(task, []whole{
 		{"save-every", c.SaveEvery, 0, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"keep-every", c.KeepEvery, 0, 1 << 40}, {"keep-best", c.KeepBest, 0, 1 << 20},
+	}); err != nil {
+		return err
+	}
+	if err := checkNumbers(task, []number{
+		{"save-limit", c.SaveLimit, c.SaveLimit == 0 || c.SaveLimit >= 1 && c.SaveLimit < 1<<60, "0, or a number of bytes from 1 on"},
 	}); err != nil {
 		return err
 	}
@@ -54,5 +61,6 @@ func (c SharedConfig) place() storage.Storage {
 
 // fill gives the step loop these settings.
 func (c SaveConfig) fill(o *Options) {
+	o.SaveSync, o.SaveLimit = !c.SaveAsync, int64(c.SaveLimit)
 	o.SaveEvery, o.Keep, o.KeepEvery, o.KeepBest = c.SaveEvery, c.Keep, c.KeepEvery, c.KeepBest
 }

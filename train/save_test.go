@@ -4,7 +4,9 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +16,9 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // sharded spreads the tests' task over an axis fsdp.
@@ -136,6 +140,93 @@ func TestDamageFoundByAnyRank(t *testing.T) {
 	for range 2 { // not silently from the start
 		if _, err := f.run(t, 2); err == nil || !strings.Contains(err.Error(), "is damaged") {
 			t.Errorf("all damaged: %v", err)
+		}
+	}
+}
+
+// TestFailedSave: where a save beside training fails on one rank, all ranks end after the same
+// step, with an error that names the file or the rank. What was saved before is good, and the
+// run goes on from it.
+func TestFailedSave(t *testing.T) {
+	for _, sync := range []bool{false, true} {
+		for _, bad := range []int{0, 1} {
+			f := newFitting(t)
+			full := errors.New("no space left on the test's device")
+			f.set = func(rank int, task *Task[points], o *Options) {
+				sharded(rank, task, o)
+				o.Steps, o.SaveSync, o.EvalEvery = 2000, sync, 0
+				fail := func(op storage.Op, do func() error) error {
+					if op.Kind == storage.OpWrite && strings.Contains(op.Path, "step-00000010.") {
+						return full
+					}
+					return do()
+				}
+				if rank == bad {
+					o.SaveTo = storage.Dir(f.out, storage.WithHook(fail))
+				}
+			}
+			told, _ := f.run(t, 2)
+			if !errors.Is(told[bad], full) || !strings.Contains(told[bad].Error(), "step-00000010") && !strings.Contains(told[bad].Error(), "saving step 10") {
+				t.Errorf("sync %v: rank %d, which could not write: %v", sync, bad, told[bad])
+			}
+			if err := told[1-bad]; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d", bad)) || !strings.Contains(err.Error(), full.Error()) {
+				t.Errorf("sync %v: the other rank: %v", sync, err)
+			}
+			if len(f.log.losses) == 2000 {
+				t.Error("the run has not ended")
+			}
+			if got := stepsIn(t, storage.Dir(f.out)); !slices.Equal(got, []int{5}) {
+				t.Errorf("sync %v: checkpoints of %v", sync, got)
+			}
+			f.set = func(rank int, task *Task[points], o *Options) { sharded(rank, task, o) }
+			if _, err := f.run(t, 2); err != nil || f.log.start.FirstStep != 5 {
+				t.Errorf("goes on from %d: %v", f.log.start.FirstStep, err)
+			}
+		}
+	}
+}
+
+// steady is the tests' model without dropout, whose numbers depend on how ranks share samples.
+type steady struct{ In, Out *nn.Linear }
+
+func (m *steady) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return c.Call(m.Out, c.Call(m.In, x).Tanh())
+}
+
+// TestSavedBesideTraining: a run that saves beside training, is stopped and resumed, comes to
+// the bits of one that saves at the end only, on the same mesh; and near them on another.
+func TestSavedBesideTraining(t *testing.T) {
+	for _, ranks := range []int{2, 3} {
+		set := func(steps, every int) func(int, *Task[points], *Options) {
+			return func(rank int, task *Task[points], o *Options) {
+				sharded(rank, task, o)
+				if m := task.Model.(*line); ranks != 2 {
+					task.Model = &steady{m.In, m.Out}
+				}
+				o.Steps, o.SaveEvery, o.SaveSync = steps, every, every == 0
+			}
+		}
+		whole, f := newFitting(t), newFitting(t)
+		whole.set = set(12, 0)
+		if _, err := whole.run(t, 2); err != nil {
+			t.Fatal(err)
+		}
+		f.set = set(7, 1)
+		if _, err := f.run(t, 2); err != nil {
+			t.Fatal(err)
+		}
+		f.set = set(12, 1)
+		if _, err := f.run(t, ranks); err != nil {
+			t.Fatal(err)
+		}
+		for step := 8; step <= 12; step++ {
+			got, want := f.log.losses[step], whole.log.losses[step]
+			if ranks == 2 && got != want || math.Abs(got-want) > 1e-6 {
+				t.Errorf("%d ranks: step %d has the loss %v, want %v", ranks, step, got, want)
+			}
+		}
+		if !slices.Contains(f.log.saved, 12) || !slices.IsSorted(f.log.saved) {
+			t.Errorf("saved are %v", f.log.saved)
 		}
 	}
 }

@@ -49,6 +49,7 @@ type trainer[B any] struct {
 	toldWaiting  bool // see tellWaiting
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
 
+	saves    saves
 	recorder recorder
 	provers  provers
 }
@@ -138,6 +139,10 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		r.recorder.writer.end() // of a run that has failed; else it has ended
 		r.provers.close()
 	}()
+	defer r.closeSaves(ctx)
+	if err := r.openSaves(ctx); err != nil {
+		return err
+	}
 	r.report.Start(r.start(saved))
 	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
@@ -275,6 +280,9 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 
 // finish says what there is, and where.
 func (r *trainer[B]) finish(ctx context.Context) error {
+	if err := r.endSaves(ctx); err != nil {
+		return err
+	}
 	if err := r.order.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}

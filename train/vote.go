@@ -26,6 +26,7 @@ const (
 	voteSize            // of the batches
 	voteReplaced        // samples that could not be made
 	voteStop            // 1 for a rank that wants to stop
+	voteFailed          // 1 for a rank of which a save before has failed
 	voteNorm            // of all gradients: not summed, every rank has it
 	numVotes
 )
@@ -53,6 +54,9 @@ func (v *vote) sum(ctx context.Context, mine share) error {
 	if mine.stop {
 		v.at[voteStop].Fill(1)
 	}
+	if mine.failed {
+		v.at[voteFailed].Fill(1)
+	}
 	if v.axes.World.Size() == 1 {
 		return nil
 	}
@@ -72,7 +76,7 @@ func (v *vote) read(norm *tensor.Tensor) (all share) {
 	v.numbers.WithFloat64s(func(n []float64) {
 		all = share{
 			loss: n[voteLoss] / float64(v.axes.World.Size()), norm: n[voteNorm],
-			size: int(n[voteSize]) / copies, replaced: int(n[voteReplaced]) / copies, stop: n[voteStop] > 0,
+			size: int(n[voteSize]) / copies, replaced: int(n[voteReplaced]) / copies, stop: n[voteStop] > 0, failed: n[voteFailed] > 0,
 		}
 	})
 	return all
