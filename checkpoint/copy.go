@@ -33,6 +33,15 @@ func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func
 	if _, err := openManifest(ctx, to, name); err == nil {
 		return fail("begin", fmt.Errorf("this step is there already: %w", fs.ErrExist))
 	}
+	var need int64
+	for _, f := range c.Files {
+		need += f.Bytes
+	}
+	if free, known, err := to.Free(ctx); err != nil {
+		return fail("free space", err)
+	} else if known && free < need {
+		return fail("begin", &SpaceError{to.String(), need, free})
+	}
 	stage, folder := to.Stage(name, fmt.Sprintf("%016x", rand.Uint64()))
 	committed := false
 	defer func() {

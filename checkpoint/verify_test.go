@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -164,5 +165,27 @@ func TestCopy(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(other, "*")); len(left) > 0 {
 		t.Errorf("a failure leaves %q", left)
+	}
+}
+
+// small is a storage with little space.
+type small struct{ storage.Storage }
+
+func (small) Free(context.Context) (int64, bool, error) { return 10, true, nil }
+
+// TestCopySpace: a copy that does not fit is refused before anything is written.
+func TestCopySpace(t *testing.T) {
+	c, err := checkpoint.Open(t.Context(), storage.Dir(saved(t)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := storage.Dir(t.TempDir())
+	var space *checkpoint.SpaceError
+	err = c.Copy(t.Context(), small{to}, func(int64) { t.Error("something was copied") })
+	if !errors.As(err, &space) || space.Free != 10 || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if entries, err := to.List(t.Context(), ""); err != nil || len(entries) > 0 {
+		t.Error(entries, err)
 	}
 }
