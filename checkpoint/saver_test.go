@@ -14,6 +14,8 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // held is a directory in which no file ends before the gate is open.
@@ -210,5 +212,31 @@ func TestCloseGivesUp(t *testing.T) {
 	}
 	if entries, err := storage.Dir(root).List(t.Context(), ""); err != nil || len(entries) > 0 {
 		t.Error(entries, err)
+	}
+}
+
+// TestStagingMemory: tensors that do not lie densely are not all copied twice at a time.
+func TestStagingMemory(t *testing.T) {
+	const numTensors, rows, columns = 32, 1 << 10, 1 << 10 // of 4 MiB
+	s := checkpoint.State{Sections: map[string][]checkpoint.Part{}}
+	for i := range numTensors {
+		w := tensor.Full(float64(i), rows, columns).Transpose(0, 1)
+		s.Sections[checkpoint.Model] = append(s.Sections[checkpoint.Model], checkpoint.Part{Name: fmt.Sprint("w", i), Tensor: mesh.Tensor{Local: w}})
+	}
+	saver, err := checkpoint.NewSaver(t.Context(), nil, storage.Dir(t.TempDir(), storage.WithoutSync()), checkpoint.SaverOptions{Async: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _ := tensor.MemoryInUse()
+	tensor.ResetMemoryPeak()
+	if _, err := saver.Save(t.Context(), 1, s); err != nil {
+		t.Fatal(err)
+	}
+	_, peak := tensor.MemoryInUse()
+	if want := int64(numTensors+18) * rows * columns * 4; peak-before > want {
+		t.Errorf("copying %d MiB took %d MiB, want at most %d", numTensors*rows*columns*4>>20, (peak-before)>>20, want>>20)
+	}
+	if err := saver.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/tensor"
@@ -25,9 +26,9 @@ const copyTasks = 4
 const alignBytes = 64
 
 // copy puts the bytes of boxes into the slab, from which they will be written. Frozen tensors
-// do not change, and sources are read when they are written.
-func (s *staging) copy(files []filePlan) error {
-	type task struct{ to, from []byte }
+// do not change, and sources are read when they are written. Beside the slab, tensors that do
+// not lie densely on the host take [maxMade] and one tensor more.
+func (s *staging) copy(files []filePlan) {
 	need := int64(0)
 	each := func(do func(b *boxPlan)) {
 		for i := range files {
@@ -41,42 +42,58 @@ func (s *staging) copy(files []filePlan) error {
 	size := func(b *boxPlan) int64 { return (b.info.NumBytes() + alignBytes - 1) / alignBytes * alignBytes }
 	each(func(b *boxPlan) { need += size(b) })
 	if need == 0 {
-		return nil
+		return
 	}
 	if s.slab == nil || int64(s.slab.NumElems()) < need {
 		s.free()
 		s.slab = tensor.Empty(tensor.Uint8, int(need))
 	}
 	memory := s.slab.Buffer().Data
-	var tasks []task
+	var tasks []copyTask
 	var made []*tensor.Tensor // for their bytes
+	madeBytes := int64(0)
+	flush := func() {
+		runTasks(tasks)
+		for _, t := range made {
+			t.Free()
+		}
+		tasks, made, madeBytes = tasks[:0], made[:0], 0
+	}
 	each(func(b *boxPlan) {
 		from, dense, isCopy := b.bytes()
 		if isCopy {
 			made = append(made, dense)
+			madeBytes += int64(len(from))
 		}
 		b.data, memory = memory[:len(from):len(from)], memory[size(b):]
 		for to := b.data; len(from) > 0; {
 			n := min(len(from), 4*chunkBytes)
-			tasks = append(tasks, task{to[:n], from[:n]})
+			tasks = append(tasks, copyTask{to[:n], from[:n]})
 			to, from = to[n:], from[n:]
 		}
+		if madeBytes >= maxMade {
+			flush()
+		}
 	})
-	work := newWorkers(context.Background(), copyTasks)
+	flush()
+}
+
+// maxMade is about how many bytes lie in dense copies of tensors beside the slab.
+const maxMade = 64 << 20
+
+type copyTask struct{ to, from []byte }
+
+func runTasks(tasks []copyTask) {
+	var work sync.WaitGroup
 	numTasks := min(copyTasks, runtime.GOMAXPROCS(0), len(tasks))
 	for i := range numTasks {
-		work.Go(func() error {
+		work.Go(func() {
 			for k := i; k < len(tasks); k += numTasks {
 				copy(tasks[k].to, tasks[k].from)
 			}
-			return nil
 		})
 	}
-	err := work.Wait()
-	for _, t := range made {
-		t.Free()
-	}
-	return err
+	work.Wait()
 }
 
 func (s *staging) free() {
