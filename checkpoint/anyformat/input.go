@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -39,6 +41,9 @@ type Input struct {
 	Refused map[string]error
 	// NumObjects is how many values that are no tensors lie beside them.
 	NumObjects int
+	// Values are the names of the values that no format of tensors has a place for: those of a
+	// run, or what a PyTorch job has saved beside its model and its optimizer, such as epoch.
+	Values []string
 	// Checkpoint is the opened one of Cohort's kinds, else nil.
 	Checkpoint *checkpoint.Checkpoint
 	// Groups are those of the optimizer's parameters, if they are known.
@@ -173,6 +178,11 @@ func (in *Input) openTorch(ctx context.Context, at Location) error {
 	in.Refused = f.Refused()
 	keys := map[string]string{}
 	for _, leaf := range f.Leaves() {
+		switch leaf.Value.(type) {
+		case *torchsave.Tensor, torchsave.Refused:
+		default:
+			in.NumObjects++
+		}
 		if key, ok := firstKey(leaf.Path); ok {
 			keys[leaf.Name] = key
 		}
@@ -187,6 +197,9 @@ func (in *Input) takeState(src checkpoint.Source, state *torchstate.State, err e
 	var form *torchstate.FormError
 	if err != nil && !errors.As(err, &form) {
 		return err
+	}
+	if err == nil {
+		in.Values = slices.Sorted(maps.Keys(state.Others))
 	}
 	if err != nil || state.Optimizer == nil {
 		in.Sections, err = split(src, keys)
@@ -271,6 +284,11 @@ func (in *Input) openCheckpoint(c *checkpoint.Checkpoint) error {
 	}
 	for _, f := range c.Files {
 		in.Files = append(in.Files, File{f.Name, f.Bytes})
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Values)) {
+		if name != groupsValue {
+			in.Values = append(in.Values, name)
+		}
 	}
 	if c.HasValue(groupsValue) {
 		return c.Value(groupsValue, &in.Groups)

@@ -146,12 +146,24 @@ func convert(cmd *cobra.Command, c converter, o conversion, format string, asJSO
 	for _, s := range sections {
 		numTensors += len(s.Source.Infos())
 	}
+	values := []string{} // that are lost
+	if format != "cohort" || o.in.Checkpoint == nil {
+		values = append(values, o.in.Values...)
+	}
 	if asJSON {
-		return printJSON(cmd.OutOrStdout(), map[string]any{"in": o.in.Where, "out": o.to.Text, "format": format, "tensors": numTensors, "left_out": left})
+		return printJSON(cmd.OutOrStdout(), map[string]any{"in": o.in.Where, "out": o.to.Text, "format": format, "tensors": numTensors, "left_out": left, "left_out_values": values})
 	}
 	text := fmt.Sprintf("%s: %s", o.to.Text, plural(numTensors, "tensor"))
 	if len(left) > 0 {
 		text += "; the format has no place for: " + strings.Join(left, ", ")
+	}
+	if len(values) > 0 {
+		const most = 8
+		named, more := values, ""
+		if len(values) > most {
+			named, more = values[:most], fmt.Sprintf(" and %d more", len(values)-most)
+		}
+		text += "; values that are left out: " + strings.Join(named, ", ") + more
 	}
 	_, err = fmt.Fprintln(cmd.OutOrStdout(), visible.Text(text))
 	return err

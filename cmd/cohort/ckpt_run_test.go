@@ -175,8 +175,15 @@ func TestCkptOptimizer(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	nested := filepath.Join("..", "..", "checkpoint", "anyformat", "testdata", "nested.pt")
-	must(t, "convert", nested, at("run"), "--to", "cohort", "--step", "1")
-	must(t, "convert", at("run"), at("dcp"), "--to", "dcp")
+	if out := must(t, "convert", nested, at("run"), "--to", "cohort", "--step", "1"); !strings.Contains(out, "values that are left out: step\n") {
+		t.Errorf("a conversion that loses a value prints %q", out)
+	}
+	if out := must(t, "show", nested); !strings.Contains(out, "values that are no tensors\n") {
+		t.Errorf("show prints %q", out)
+	}
+	if out := must(t, "convert", at("run"), at("dcp"), "--to", "dcp"); strings.Contains(out, "left out") {
+		t.Errorf("a conversion that loses nothing prints %q", out)
+	}
 	must(t, "convert", at("dcp"), at("again.pt"), "--to", "torch")
 	for _, name := range []string{at("run"), at("dcp"), at("again.pt")} {
 		out := must(t, "diff", nested, name)
