@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -161,6 +162,13 @@ func TestCkptDamage(t *testing.T) {
 	must(t, "prune", run, "--keep", "1", "--yes")
 	if steps := must(t, "ls", "--json", run); strings.Contains(steps, "step-00000001") || !strings.Contains(steps, "step-00000002") {
 		t.Errorf("after a prune: %s", steps)
+	}
+	shards := filepath.Join(dir, "shards")
+	if err := errors.Join(os.Mkdir(shards, 0o777), os.WriteFile(filepath.Join(shards, "pytorch_model.bin.index.json"), []byte("{}"), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := ckpt("verify", shards); code != exitFailed || strings.Contains(out+errs, "damaged") {
+		t.Errorf("a format that is not read: exit code %d, %s%s", code, out, errs)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "cut"), b[:100], 0o666); err != nil {
 		t.Fatal(err)

@@ -142,8 +142,9 @@ func readAll(ctx context.Context, at anyformat.Location, kind anyformat.Kind, pr
 	v := verdict{Where: at.Text, Kind: kind, Damage: []damage{}}
 	in, err := anyformat.Open(ctx, at)
 	var access *anyformat.AccessError
+	var unknown *anyformat.UnknownError
 	switch {
-	case errors.As(err, &access):
+	case errors.As(err, &access) || errors.As(err, &unknown): // which says nothing about its bytes
 		return v, err
 	case err != nil:
 		v.Damage = append(v.Damage, damage{Problem: err.Error()})
