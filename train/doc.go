@@ -27,7 +27,8 @@
 // # A step
 //
 // Every rank calls Run with the same task and options, and does its share of each
-// step. Rank 0 alone reports progress ([Reporter]) and writes checkpoints.
+// step. Rank 0 alone reports progress ([Reporter]). Every rank writes what it holds into the
+// checkpoints, beside the next steps.
 //
 // In a step a rank fetches the batches of all its passes, which then add up gradients
 // and the loss. The ranks sum their losses and whether one of them wants to stop. The
@@ -51,12 +52,13 @@
 //	axes.go                the ranks of a run, and the choice of a strategy
 //	mesh.go                the axes of a run: how many ranks, and what they share out
 //	spread.go              the mesh of a recipe's run, and the strategy on it
-//	shard_state.go         saving and evaluating a model of which ranks hold parts
+//	shard_state.go         the parts of a model that a rank holds, and its evaluation
 //	vote.go                what the ranks tell each other in a step
 //	nonfinite.go           steps whose loss or gradients are not finite
 //	feed.go, order_log.go  batches, and the log of the samples that were taken
 //	evaluation.go          evaluations of a run: the best one, patience
-//	saved_run.go           checkpoints of a run: save, load, what is kept
+//	saved_run.go           the checkpoint from which a run goes on
+//	save.go                checkpoints of a run: save, load, the best weights
 //	run_directory.go       who may write into a run's directory
 //	resume.go              Resume, for programs with a loop of their own
 //	phase.go               what a rank is at before its first step
