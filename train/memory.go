@@ -147,11 +147,10 @@ func checkMemory(task string, model any, c SharedConfig) error {
 	return nil
 }
 
-// checkRanksMemory is checkMemory on the ranks: each knows its own limits, and with whom it
-// shares them. If one lacks memory, all return its error.
-func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfig, group *dist.Group) error {
+// rankBounds returns the limits of this rank, each with the number of ranks that share it. All
+// ranks call it.
+func rankBounds(ctx context.Context, group *dist.Group) (bounds []bound, err error) {
 	const numScopes = 16
-	var bounds []bound
 	mine := make([]int64, numScopes)
 	host, err := os.Hostname()
 	if err != nil {
@@ -166,7 +165,7 @@ func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfi
 	}
 	all := tensor.New(tensor.CPU(), tensor.Int64, numScopes*group.Size())
 	if err := group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
-		return fmt.Errorf("train %s: compare the memory of the ranks: %w", task, err)
+		return nil, fmt.Errorf("compare the memory of the ranks: %w", err)
 	}
 	for i, scope := range mine[:min(len(bounds), numScopes)] {
 		if scope != 0 {
@@ -177,6 +176,16 @@ func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfi
 				}
 			}
 		}
+	}
+	return bounds, nil
+}
+
+// checkRanksMemory is checkMemory on the ranks: each knows its own limits, and with whom it
+// shares them. If one lacks memory, all return its error.
+func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfig, group *dist.Group) error {
+	bounds, err := rankBounds(ctx, group)
+	if err != nil {
+		return fmt.Errorf("train %s: %w", task, err)
 	}
 	var text []byte
 	if err := stateOf(task, model, group.Size(), c.MeshConfig).check(bounds, max(1, c.FSDP)); err != nil {

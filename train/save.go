@@ -103,8 +103,14 @@ func (r *trainer[B]) openSaves(ctx context.Context) (err error) {
 	if r.task.WeightsFile != "" { // a file of that name is what its readers ask for
 		together = []string{r.weightsSection()}
 	}
+	async := !r.o.SaveSync
+	if async {
+		if async, err = r.canCopy(ctx); err != nil {
+			return err
+		}
+	}
 	o := checkpoint.SaverOptions{
-		Async: !r.o.SaveSync, BytesPerSecond: r.o.SaveLimit, Together: together,
+		Async: async, BytesPerSecond: r.o.SaveLimit, Together: together,
 		Keep: checkpoint.Retention{Last: r.o.Keep, Every: r.o.KeepEvery, Best: r.o.KeepBest}, Committed: r.saves.note,
 	}
 	if r.saves.last, err = checkpoint.NewSaver(ctx, r.axes.World, r.o.SaveTo, o); err != nil {

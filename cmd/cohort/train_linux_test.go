@@ -140,7 +140,8 @@ func TestKilledRank(t *testing.T) {
 				t.Errorf("shared memory %v is left", left)
 			}
 			ck, damaged, err := checkpoint.Latest(t.Context(), storage.Dir(out))
-			if err != nil || len(damaged) > 0 || ck.Step < 50 {
+			// That of step 50 may have been under way, beside the steps after it.
+			if err != nil || len(damaged) > 0 || ck.Step < 25 {
 				t.Fatalf("the last checkpoint: %+v, %v, %v", ck, damaged, err)
 			}
 			got := steps(t, stdout)

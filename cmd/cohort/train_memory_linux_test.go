@@ -48,13 +48,13 @@ func memoryCgroups(t *testing.T) (dir, limit string) {
 	return dir, limit
 }
 
-// TestModelThatDoesNotFit: a model whose state is three times what a rank may use is refused as
+// TestModelThatDoesNotFit: a model whose state is twice what a rank may use is refused as
 // replicas, with an error that says how it fits; so it trains, is saved, and goes on.
 func TestModelThatDoesNotFit(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains 19 million parameters")
 	}
-	const limit = 96 << 20
+	const limit = 128 << 20
 	groups, file := memoryCgroups(t)
 	script := filepath.Join(t.TempDir(), "join")
 	if err := os.WriteFile(script, []byte(joinCgroup), 0o755); err != nil {
@@ -71,7 +71,7 @@ func TestModelThatDoesNotFit(t *testing.T) {
 		return code, stdout + stderr
 	}
 	code, report := run("--steps 2 --replicate 6")
-	for _, want := range []string{"out of memory: the state of a model of 1.9e+07 parameters", "takes 304.", " on each rank, and there are 100.7 MB", file + " of the cgroup ", "--fsdp 6"} {
+	for _, want := range []string{"out of memory: the state of a model of 1.9e+07 parameters", "takes 304.", " on each rank, and there are 134.2 MB", file + " of the cgroup ", "--fsdp 3"} {
 		if code != 1 || !strings.Contains(report, want) {
 			t.Errorf("replicas end with code %d and lack %q:\n%s", code, want, report)
 		}
@@ -80,6 +80,9 @@ func TestModelThatDoesNotFit(t *testing.T) {
 		code, report := run(fmt.Sprintf("--steps %d --fsdp 6", 2+i))
 		if code != 0 || !strings.Contains(report, want) {
 			t.Fatalf("shards end with code %d, want 0 and %q:\n%s", code, want, report)
+		}
+		if want := "a step waits until its checkpoint is written"; !strings.Contains(report, want) {
+			t.Errorf("shards lack %q:\n%s", want, report)
 		}
 	}
 }
