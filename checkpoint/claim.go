@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/cohort-ml/cohort/checkpoint/internal/filelock"
 )
 
 // runLock is the file in a run's directory that a running job holds a lock on.
@@ -24,6 +26,6 @@ func Claim(dir string) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	release, _, err = lockFile(f, &BusyError{Dir: dir})
+	release, _, err = filelock.Lock(f, &BusyError{Dir: dir})
 	return release, err
 }

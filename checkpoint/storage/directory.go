@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/checkpoint/internal/filelock"
 )
 
 const (
@@ -336,7 +338,7 @@ func (d *Directory) Lock(ctx context.Context) (release func(), held bool, err er
 	if err != nil {
 		return nil, false, fail(err)
 	}
-	return lockFile(f, &BusyError{Where: d.path})
+	return filelock.Lock(f, &BusyError{Where: d.path})
 }
 
 func randomName() string { return fmt.Sprintf("%016x", rand.Uint64()) }

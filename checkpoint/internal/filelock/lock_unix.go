@@ -2,7 +2,7 @@
 
 //go:build linux || darwin
 
-package storage
+package filelock
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// lockFile locks an open file or directory, which release closes. held is false
+// Lock locks an open file or directory, which release closes. held is false
 // where the file system has no locks.
-func lockFile(f *os.File, busy error) (release func(), held bool, err error) {
+func Lock(f *os.File, busy error) (release func(), held bool, err error) {
 	for {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if !errors.Is(err, syscall.EINTR) {
