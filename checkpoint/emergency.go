@@ -3,32 +3,72 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist/mesh"
 )
 
-// emergencyID names the stage into which ranks write their parts alone. It depends on the step
-// only, so that the parts of one step meet.
+// emergencyID is what names of stages begin with into which ranks write their parts alone. The
+// rest depends on the step and on the attempt, so that parts of one state meet, and no others.
 const emergencyID = "emergency"
 
+// emergencyOf returns the id of the stage of an attempt.
+func emergencyOf(attempt string) string {
+	if attempt == "" {
+		return emergencyID
+	}
+	return emergencyID + "-" + attempt
+}
+
+// isEmergency says whether an id is one that emergencyOf has made.
+func isEmergency(id string) bool {
+	attempt, ok := strings.CutPrefix(id, emergencyID)
+	return ok && (attempt == "" || attempt[0] == '-' && isAttempt(attempt[1:]))
+}
+
+func isAttempt(name string) bool {
+	return name != "" && len(name) <= 64 && !strings.ContainsFunc(name, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9')
+	})
+}
+
+// A PartOption changes how a rank saves its part, see [SavePart].
+type PartOption func(*partOptions)
+
+type partOptions struct{ attempt string }
+
+// WithAttempt names the attempt of the job, with at most 64 letters and digits: all ranks give the
+// same name, and a job that is started again another one. Parts of different attempts are never
+// put together: the states of two attempts may differ, although they are of the same step.
+// Without it, all parts of a step are of one attempt.
+func WithAttempt(name string) PartOption { return func(o *partOptions) { o.attempt = name } }
+
 // SavePart writes all that this rank holds into a stage, without talking to anyone: for a rank
-// that cannot reach the others any more. Several ranks may do so at the same time; a box that
-// another rank has written already is left out; an earlier part of this rank is replaced. [List] says which ranks are missing. If the
-// parts together are all tensors, [Complete] makes a checkpoint of them, and [Load] does so by
-// itself. The next save of a later step removes them.
+// that cannot reach the others any more. Several ranks may do so at the same time. A box that
+// another rank has written already is left out. An earlier part of this rank is replaced. [List]
+// says which ranks are missing. If the parts together are all tensors, [Complete] makes a
+// checkpoint of them, and [Load] does so by itself. The next save of this step or a later one
+// removes them.
 //
 // rank and size are those of the job. The error is a [*SaveError].
-func SavePart(ctx context.Context, rank, size int, to storage.Storage, step int, s State) error {
+func SavePart(ctx context.Context, rank, size int, to storage.Storage, step int, s State, opts ...PartOption) error {
+	var o partOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
 	v := &save{saveOptions: saveOptionsOf(nil), crew: crew{rank: rank, size: size}, to: to, step: step, state: s, alone: true}
 	err := s.check()
 	switch {
+	case err == nil && o.attempt != "" && !isAttempt(o.attempt):
+		err = fmt.Errorf("%q is no name of an attempt: use 1 to 64 letters and digits", o.attempt)
 	case err != nil:
 	case step < 0:
 		err = errors.New("a step cannot be negative")
@@ -40,7 +80,7 @@ func SavePart(ctx context.Context, rank, size int, to storage.Storage, step int,
 	if err != nil {
 		return v.fail("begin", err)
 	}
-	v.stage, v.folder = to.Stage(v.name(), emergencyID)
+	v.stage, v.folder = to.Stage(v.name(), emergencyOf(o.attempt))
 	others, err := readParts(ctx, to, v.stage)
 	if err != nil {
 		return v.fail("begin", err)
@@ -207,11 +247,11 @@ func Complete(ctx context.Context, to storage.Storage, stage string) (name strin
 		return fail(err)
 	}
 	v := &save{saveOptions: saveOptionsOf(nil), crew: crew{size: 1}, to: to, step: all.Step, stage: stage}
-	if want, folder := to.Stage(v.name(), emergencyID); want != stage {
-		return fail(fmt.Errorf("it is not the stage of step %d, which is %s", v.step, want))
-	} else {
-		v.folder, all.Folder = folder, folder
+	p, ok := partedOf(to, stage)
+	if !ok || p.step != v.step {
+		return fail(fmt.Errorf("it is no stage of parts of step %d", v.step))
 	}
+	v.folder, all.Folder = p.folder, p.folder
 	release, _, err := to.Lock(ctx)
 	if err != nil {
 		return fail(err)
@@ -231,51 +271,76 @@ func Complete(ctx context.Context, to storage.Storage, stage string) (name strin
 
 // parted is a stage with parts that ranks have written alone.
 type parted struct {
-	step  int
-	stage string
+	step          int
+	stage, folder string // see storage.Storage.Stage
+	modified      time.Time
 }
 
-// findParted returns the stages with parts, of the newest step first.
+// partedOf says what a stage with parts is, by its name.
+func partedOf(from storage.Storage, stage string) (p parted, ok bool) {
+	base, id, ok := strings.Cut(stage, stageInfix)
+	if commitsInPlace(from) {
+		base, id, ok = strings.Cut(stage, "/")
+	}
+	step, isStep := ParseStep(base)
+	if !ok || !isStep || !isEmergency(id) {
+		return parted{}, false
+	}
+	p = parted{step: step}
+	p.stage, p.folder = from.Stage(base, id)
+	return p, p.stage == stage
+}
+
+// findParted returns the stages with parts, of the newest step and attempt first.
 func findParted(ctx context.Context, from storage.Storage, entries []storage.Entry) []parted {
 	var list []parted
-	for _, e := range entries {
-		base, _, _ := strings.Cut(e.Name, stageInfix)
-		step, ok := ParseStep(base)
-		if !ok || !e.IsFolder {
-			continue
+	add := func(stage string, modified time.Time) {
+		if p, ok := partedOf(from, stage); ok {
+			p.modified = modified
+			list = append(list, p)
 		}
-		stage, folder := from.Stage(base, emergencyID)
-		switch {
-		case folder == "" && stage == e.Name:
-		case folder != "" && base == e.Name:
-			inside, err := from.List(ctx, e.Name)
-			if err != nil || !slices.ContainsFunc(inside, func(f storage.Entry) bool { return f.Name == folder }) ||
-				slices.ContainsFunc(inside, func(f storage.Entry) bool { return f.Name == ManifestName }) {
-				continue
-			}
-		default:
-			continue
-		}
-		list = append(list, parted{step, stage})
 	}
-	slices.SortFunc(list, func(a, b parted) int { return b.step - a.step })
+	for _, e := range entries {
+		switch _, isStep := ParseStep(e.Name); {
+		case !e.IsFolder:
+		case !commitsInPlace(from):
+			add(e.Name, e.Modified)
+		case isStep:
+			inside, err := from.List(ctx, e.Name)
+			if err != nil || slices.ContainsFunc(inside, func(f storage.Entry) bool { return f.Name == ManifestName }) {
+				continue // a checkpoint: what is in it is its own
+			}
+			for _, f := range inside {
+				add(e.Name+"/"+f.Name, f.Modified)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b parted) int {
+		return cmp.Or(b.step-a.step, b.modified.Compare(a.modified), cmp.Compare(a.stage, b.stage))
+	})
 	return list
 }
 
-// completeNewest makes a checkpoint of parts of a newer step than the newest checkpoint, if they
-// are whole, and says what it has done.
-func completeNewest(ctx context.Context, from storage.Storage, notice func(text string)) {
+// CompleteNewest makes a checkpoint of parts that ranks have written alone, if they are of a newer
+// step than the newest checkpoint and whole, as [Load] does. It tells notice what it has done, or
+// why parts are passed over. One rank calls it before the ranks look for a checkpoint.
+func CompleteNewest(ctx context.Context, from storage.Storage, notice func(text string)) {
 	entries, err := from.List(ctx, "")
 	if err != nil {
 		return
 	}
+	found := findParted(ctx, from, entries)
+	if len(found) == 0 {
+		return
+	}
 	newest := -1
 	for _, e := range entries {
-		if step, ok := ParseStep(e.Name); ok && !commitsInPlace(from) {
-			newest = max(newest, step)
+		step, ok := ParseStep(e.Name)
+		if ok && step > newest && (!commitsInPlace(from) || hasManifest(ctx, from, e.Name)) {
+			newest = step
 		}
 	}
-	for _, p := range findParted(ctx, from, entries) {
+	for _, p := range found {
 		if p.step <= newest {
 			return
 		}
@@ -286,6 +351,11 @@ func completeNewest(ctx context.Context, from storage.Storage, notice func(text 
 		}
 		notice("passing over parts that ranks have written alone: " + err.Error())
 	}
+}
+
+func hasManifest(ctx context.Context, from storage.Storage, folder string) bool {
+	inside, err := from.List(ctx, folder)
+	return err == nil && slices.ContainsFunc(inside, func(f storage.Entry) bool { return f.Name == ManifestName })
 }
 
 // removeParted removes the parts of steps up to that of a new checkpoint.

@@ -20,16 +20,95 @@ import (
 // alone has some ranks of a mesh dp × tp write their parts of a step.
 func alone(t *testing.T, to storage.Storage, step, dp, tp int, ranks ...int) {
 	t.Helper()
+	aloneIn(t, "", 0, to, step, dp, tp, ranks...)
+}
+
+// aloneIn is alone in an attempt of the job in which each tensor has shift added to its elements.
+func aloneIn(t *testing.T, attempt string, shift float64, to storage.Storage, step, dp, tp int, ranks ...int) {
+	t.Helper()
 	err := dist.Spawn(t.Context(), dp*tp, func(ctx context.Context, g *dist.Group) error {
 		s, err := job(ctx, g, dp, tp)
 		if err != nil || !slices.Contains(ranks, g.Rank()) {
 			return err
 		}
-		return checkpoint.SavePart(ctx, g.Rank(), g.Size(), to, step, s)
+		for _, p := range s.Sections[checkpoint.Model] {
+			if shift != 0 {
+				p.Local.CopyFrom(p.Local.AddScalar(shift))
+			}
+		}
+		return checkpoint.SavePart(ctx, g.Rank(), g.Size(), to, step, s, checkpoint.WithAttempt(attempt))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestPartsOfAttempts: parts of two attempts of a job are never put together, in a directory and in
+// a storage that cannot rename.
+func TestPartsOfAttempts(t *testing.T) {
+	for name, to := range map[string]storage.Storage{"directory": storage.Dir(t.TempDir()), "in place": inPlace{storage.Dir(t.TempDir())}} {
+		t.Run(name, func(t *testing.T) {
+			aloneIn(t, "a1", 0, to, 3, 2, 2, 0, 1)
+			aloneIn(t, "b2", 1, to, 3, 2, 2, 2, 3)
+			list, err := checkpoint.List(t.Context(), to)
+			if err != nil || len(list) != 2 || list[0].Err == nil || list[1].Err == nil || len(list[0].Missing) != 2 || len(list[1].Missing) != 2 {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			for _, l := range list {
+				if _, err := checkpoint.Complete(t.Context(), to, l.Name); err == nil {
+					t.Errorf("%s was completed", l.Name)
+				}
+			}
+			// The rest of one attempt comes: its parts are a checkpoint, and those of the other go.
+			aloneIn(t, "b2", 1, to, 3, 2, 2, 0, 1)
+			var notices []string
+			checkpoint.CompleteNewest(t.Context(), to, func(text string) { notices = append(notices, text) })
+			c, err := checkpoint.Open(t.Context(), to, checkpoint.StepName(3))
+			if err == nil {
+				err = c.Verify(t.Context(), nil)
+			}
+			if err != nil || len(notices) == 0 || !strings.Contains(notices[len(notices)-1], "was completed") {
+				t.Fatalf("%v, %q", err, notices)
+			}
+			err = dist.Spawn(t.Context(), 1, func(ctx context.Context, g *dist.Group) error {
+				got, err := job(ctx, g, 1, 1)
+				if err != nil {
+					return err
+				}
+				want, err := job(ctx, g, 1, 1)
+				if err != nil {
+					return err
+				}
+				if err := c.LoadParts(checkpoint.Model, got.Sections[checkpoint.Model]); err != nil {
+					return err
+				}
+				for i, p := range got.Sections[checkpoint.Model] {
+					if w := want.Sections[checkpoint.Model][i].Local.AddScalar(1); !slices.Equal(bytesOf(p.Local), bytesOf(w)) {
+						return fmt.Errorf("%s: %v, want %v", p.Name, p.Local, w)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if list, err := checkpoint.List(t.Context(), to); err != nil || len(list) != 1 || list[0].Kind != checkpoint.Good {
+				t.Errorf("%+v, %v", list, err)
+			}
+			if err := checkpoint.SavePart(t.Context(), 0, 1, to, 4, checkpoint.State{}, checkpoint.WithAttempt("a/b")); err == nil {
+				t.Error("an attempt named a/b")
+			}
+		})
+	}
+}
+
+// inPlace is a directory that commits in place, as a bucket does.
+type inPlace struct{ *storage.Directory }
+
+func (p inPlace) Stage(name, id string) (stage, folder string) { return name + "/" + id, id }
+
+func (p inPlace) Commit(ctx context.Context, stage, name string, manifest []byte) error {
+	return storage.WriteFile(ctx, p, name+"/"+checkpoint.ManifestName, manifest)
 }
 
 // TestParts: ranks that write their parts alone make a checkpoint if each element is there, and

@@ -105,7 +105,7 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 	var err error
 	if l.rank == 0 {
 		if len(l.skip) == 0 {
-			completeNewest(ctx, l.from, l.notice)
+			CompleteNewest(ctx, l.from, l.notice)
 		}
 		var damaged []*DamagedError
 		ck, damaged, err = newest(ctx, l.from, false, l.skip)

@@ -335,7 +335,7 @@ const stageInfix = ".tmp-"
 func isStage(name string) bool {
 	base, suffix, ok := strings.Cut(name, stageInfix)
 	_, isStep := ParseStep(base)
-	return ok && isStep && suffix != "" && suffix != emergencyID
+	return ok && isStep && suffix != "" && !isEmergency(suffix)
 }
 
 // isDamaged looks at what has the checkpoint's name already. A good one is an error.
