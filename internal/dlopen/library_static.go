@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux || !(cuda || mpi)
+
+package dlopen
+
+// Built says whether this program can load libraries.
+const Built = false
+
+// Open returns [ErrNotBuilt].
+func Open(string) (*Library, error) { return nil, ErrNotBuilt }
+
+// Lookup finds nothing.
+func (l *Library) Lookup(string) (fn uintptr, ok bool) { return 0, false }
+
+// Call is never reached: there is no function to call.
+func Call(uintptr, ...uintptr) uintptr { panic(ErrNotBuilt) }
