@@ -33,6 +33,7 @@ type SectionSource struct {
 type openObject struct {
 	storage.Object
 	name  string
+	piece int // see storage.ReadBytes
 	users int
 }
 
@@ -214,7 +215,7 @@ func (s *SectionSource) use(name string) (*openObject, error) {
 		if err != nil {
 			return nil, err
 		}
-		o = &openObject{Object: opened, name: name}
+		o = &openObject{Object: opened, name: name, piece: storage.ReadBytes(opened)}
 		s.files[name] = o
 		s.closeIdle(maxOpenFiles)
 		s.order = append(s.order, o)
@@ -318,16 +319,25 @@ func (r *boxReader) read(dst []byte, at int64) error {
 
 // fetchChunks reads chunks of the box from the given one on and compares them with their sums.
 func (r *boxReader) fetchChunks(dst []byte, chunk int64) error {
-	if err := r.fetch(dst, chunk*chunkBytes); err != nil {
-		return err
-	}
-	for ; len(dst) > 0; chunk++ {
-		n := min(len(dst), chunkBytes)
-		if sum := crc32.Checksum(dst[:n], castagnoli); sum != r.b.Sums[chunk] {
-			return &DamagedError{Path: r.s.c.Path, File: r.b.File, Tensor: r.t.Name,
-				Problem: fmt.Sprintf("has the checksum %08x for the %d bytes from %d on, its manifest says %08x: its bytes were changed", sum, n, r.b.At+chunk*chunkBytes, r.b.Sums[chunk])}
+	read := 0 // bytes of dst
+	for from := 0; from < len(dst); chunk++ {
+		end, sum := min(from+chunkBytes, len(dst)), uint32(0)
+		for at := from; at < end; {
+			if read == at {
+				read = min(at+r.file.piece, len(dst))
+				if err := r.fetch(dst[at:read], chunk*chunkBytes+int64(at-from)); err != nil {
+					return err
+				}
+			}
+			piece := dst[at:min(read, end)]
+			sum = crc32.Update(sum, castagnoli, piece)
+			at += len(piece)
 		}
-		dst = dst[n:]
+		if sum != r.b.Sums[chunk] {
+			return &DamagedError{Path: r.s.c.Path, File: r.b.File, Tensor: r.t.Name,
+				Problem: fmt.Sprintf("has the checksum %08x for the %d bytes from %d on, its manifest says %08x: its bytes were changed", sum, end-from, r.b.At+chunk*chunkBytes, r.b.Sums[chunk])}
+		}
+		from = end
 	}
 	return nil
 }

@@ -162,6 +162,9 @@ type object struct {
 func (o *object) Size() int64  { return o.size }
 func (o *object) Close() error { return o.f.Close() }
 
+// ReadBytes is as in [ReadBytes]: a part of a core's cache.
+func (o *object) ReadBytes() int { return 128 << 10 }
+
 // ReadAt is as in [io.ReaderAt].
 func (o *object) ReadAt(b []byte, at int64) (int, error) {
 	n, err := o.disk.readAt(o.f, b, at)

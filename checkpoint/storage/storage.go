@@ -136,6 +136,16 @@ type Object interface {
 	Size() int64
 }
 
+// ReadBytes returns how much of an object is best read at a time by who sums what it has read. Of
+// a file of this machine that is little: then the bytes are summed before they leave the processor's
+// cache. Of others it is much, as each read asks a server.
+func ReadBytes(o Object) int {
+	if o, ok := o.(interface{ ReadBytes() int }); ok {
+		return o.ReadBytes()
+	}
+	return 8 << 20
+}
+
 // File is a file that is being written.
 type File interface {
 	io.Writer
