@@ -42,9 +42,7 @@ func (a *Adagrad) AddGroup(params []*nn.Parameter, o AdagradOptions) {
 	c.notNegative("Eps", o.Eps)
 	c.end()
 	g := a.addGroup(Group{params: params, baseLR: o.LR}, o, "sum")
-	for _, state := range g.state {
-		state[0].Fill(o.InitialAccumulatorValue)
-	}
+	g.first = o.InitialAccumulatorValue
 }
 
 // Step applies one update; see Optimizer.

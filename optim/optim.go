@@ -128,7 +128,11 @@ type group[O any] struct {
 	Group
 	options O
 	kinds   []string           // of the state tensors
-	state   [][]*tensor.Tensor // by parameter, then kind
+	first   float64            // what the state begins with
+	state   [][]*tensor.Tensor // by parameter, then kind; nil until it is needed
+	made    []origin           // by parameter: what it was when it was added
+	// elsewhere says of which parameters other ranks have the state; nil for none.
+	elsewhere []bool
 	// counts says how often each parameter was updated. It is float32, as
 	// PyTorch's: nothing depends on a count beyond 2²⁴.
 	counts *tensor.Tensor
@@ -140,6 +144,13 @@ type base[O any] struct {
 	numSteps int
 	// counted are the parameters that the last step counted, by group, for Skipped.
 	counted [][]int
+	turn    turn
+}
+
+// origin is what a parameter was when it was added.
+type origin struct {
+	numElems int
+	device   tensor.Device
 }
 
 // addGroup adds parameters with options of their own and a state tensor of
@@ -169,14 +180,9 @@ func (b *base[O]) addGroup(g Group, options O, kinds ...string) *group[O] {
 		seen[p] = true
 	}
 	g.lr = g.baseLR
-	added := &group[O]{Group: g, options: options, kinds: kinds, counts: tensor.Zeros(len(g.params))}
+	added := &group[O]{Group: g, options: options, kinds: kinds, counts: tensor.Zeros(len(g.params)), state: make([][]*tensor.Tensor, len(g.params))}
 	for _, p := range g.params {
-		var state []*tensor.Tensor
-		for range kinds {
-			d := p.Data()
-			state = append(state, tensor.New(d.Device(), d.DType(), d.Shape()...))
-		}
-		added.state = append(added.state, state)
+		added.made = append(added.made, origin{p.Data().NumElems(), p.Data().Device()})
 	}
 	b.groups = append(b.groups, added)
 	return added
@@ -221,20 +227,45 @@ func (b *base[O]) State() nn.NamedTensors {
 		wantNames("optimizer state", b.params())
 		for k, kind := range g.kinds {
 			for i, p := range g.params {
-				out = append(out, nn.NamedTensor{Name: kind + "." + p.Name(), Tensor: g.state[i][k]})
+				out = append(out, nn.NamedTensor{Name: kind + "." + p.Name(), Tensor: g.stateOf(i)[k]})
 			}
 		}
 		for i, p := range g.params {
-			out = append(out, nn.NamedTensor{Name: "step." + p.Name(), Tensor: g.counts.Select(0, i)})
+			count := g.counts.Select(0, i)
+			if g.isElsewhere(i) {
+				count = tensor.New(tensor.Meta, tensor.Float32)
+			}
+			out = append(out, nn.NamedTensor{Name: "step." + p.Name(), Tensor: count})
 		}
 	}
 	return out
 }
 
+// stateOf returns the state tensors of parameter i. They are made when they are first needed,
+// where the parameter was when it was added; on tensor.Meta if another rank has them.
+func (g *group[O]) stateOf(i int) []*tensor.Tensor {
+	if g.state[i] == nil && len(g.kinds) > 0 {
+		d, dev := g.params[i].Data(), g.made[i].device
+		if g.isElsewhere(i) {
+			dev = tensor.Meta
+		}
+		for range g.kinds {
+			t := tensor.New(dev, d.DType(), d.Shape()...)
+			if g.first != 0 {
+				t.Fill(g.first)
+			}
+			g.state[i] = append(g.state[i], t)
+		}
+	}
+	return g.state[i]
+}
+
+func (g *group[O]) isElsewhere(i int) bool { return g.elsewhere != nil && g.elsewhere[i] }
+
 // NumStates returns how many tensors of its shape an optimizer of this package keeps for a
-// parameter: 2 for Adam, none for plain SGD.
+// parameter on this rank: 2 for Adam, none for plain SGD, none where another rank has them.
 func NumStates(o Optimizer, p *nn.Parameter) int {
-	if of, ok := o.(interface{ numStates(p *nn.Parameter) int }); ok {
+	if of, ok := Unwrap(o).(interface{ numStates(p *nn.Parameter) int }); ok {
 		return of.numStates(p)
 	}
 	return 0
@@ -242,7 +273,10 @@ func NumStates(o Optimizer, p *nn.Parameter) int {
 
 func (b *base[O]) numStates(p *nn.Parameter) int {
 	for _, g := range b.groups {
-		if slices.Contains(g.params, p) {
+		if i := slices.Index(g.params, p); i >= 0 {
+			if g.isElsewhere(i) {
+				return 0
+			}
 			return len(g.kinds)
 		}
 	}
@@ -259,14 +293,19 @@ func (b *base[O]) SetNumSteps(n int) { b.numSteps = n }
 // eachGrad begins a step: it calls fn for every parameter that has a gradient
 // with its index in the group and how often it will have been updated.
 func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int)) {
-	b.numSteps++
-	b.counted = slices.Grow(b.counted[:0], len(b.groups))[:len(b.groups)]
+	if !b.turn.later {
+		b.numSteps++
+		b.counted = slices.Grow(b.counted[:0], len(b.groups))[:len(b.groups)]
+		for k := range b.counted {
+			b.counted[k] = b.counted[k][:0]
+		}
+	}
 	for k, g := range b.groups {
-		b.counted[k] = b.counted[k][:0]
 		g.counts.WithFloat32s(func(counts []float32) {
 			for i, p := range g.params {
-				if p.Grad() != nil || p.RowGrad() != nil {
+				if (p.Grad() != nil || p.RowGrad() != nil) && !g.isElsewhere(i) && b.turn.has(p) {
 					g.wantPresent(i, p)
+					g.stateOf(i)
 					counts[i]++
 					b.counted[k] = append(b.counted[k], i)
 					fn(g, i, p, int(counts[i]))
@@ -279,12 +318,10 @@ func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int
 // wantPresent fails for a parameter whose value was replaced by one of another size or on
 // another device since its state was made.
 func (g *group[O]) wantPresent(i int, p *nn.Parameter) {
-	for _, s := range g.state[i] {
-		d := p.Data()
-		if s.NumElems() != d.NumElems() || s.Device() != d.Device() {
-			fail("step", p, i, "the optimizer was made when the parameter had %d elements on %s, and it has %d on %s: make the optimizer after what replaces parameters (parallel.FullyShard, Materialize, SetData)",
-				s.NumElems(), s.Device().Name(), d.NumElems(), d.Device().Name())
-		}
+	d, was := p.Data(), g.made[i]
+	if len(g.kinds) > 0 && (was.numElems != d.NumElems() || was.device != d.Device()) {
+		fail("step", p, i, "the optimizer was made when the parameter had %d elements on %s, and it has %d on %s: make the optimizer after what replaces parameters (parallel.FullyShard, Materialize, SetData)",
+			was.numElems, was.device.Name(), d.NumElems(), d.Device().Name())
 	}
 }
 

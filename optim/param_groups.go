@@ -14,7 +14,7 @@ type ParamGroup struct {
 // ParamGroups returns the groups of an optimizer of this package; nil for another one. With
 // them, and with State, a PyTorch job can go on where this one ends.
 func ParamGroups(o Optimizer) []ParamGroup {
-	of, ok := o.(interface{ torchOptions(i int) map[string]any })
+	of, ok := Unwrap(o).(interface{ torchOptions(i int) map[string]any })
 	if !ok {
 		return nil
 	}

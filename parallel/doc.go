@@ -143,6 +143,8 @@
 //	                    runs the passes of an FSDP for it, without ranks
 //	type_check.go       the check of sharding types in the first training pass
 //	mismatch.go         MismatchError: ranks with different models
+//	zero_redundancy_optimizer.go
+//	                    an optimizer whose state is divided among replicas
 //	straggler.go        ranks that the others wait for
 //	sync_batchnorm.go   batch norms over the batches of all ranks
 //	pytorch.go          PyTorch's DDP wire: options and errors

@@ -56,9 +56,10 @@ func drawSplit(seed uint64, strategies []string) draw {
 	}
 	split := pick(r, factorisations(8)...)
 	d.Replicate, d.Shard = split[0], split[1]
-	if d.Strategy == "ddp" {
+	if !d.shards() {
 		d.Replicate, d.Shard = d.Replicate*d.Shard, 1
 	}
+	d.Float64 = d.Float64 && d.Strategy != "zero1" // whose steps are package optim's
 	if d.Float64 {
 		d.Optimizer = "sgd" // the optimizers of package optim take float32
 	}
@@ -278,17 +279,21 @@ func (d draw) newTrainer(wrap func(m *lawModel) (Strategy, error)) (*trainer, er
 	if t.strategy, err = wrap(t.model); err != nil {
 		return nil, err
 	}
-	params := nn.Parameters(t.model)
-	switch {
-	case d.Float64:
-	case d.Optimizer == "adamw":
-		t.opt = optim.NewAdamW(params, optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01, Eps: 1e-5})
-	case d.Optimizer == "momentum":
-		t.opt = optim.NewSGD(params, optim.SGDOptions{LR: 0.02, Momentum: 0.9})
-	default:
-		t.opt = optim.NewSGD(params, optim.SGDOptions{LR: 0.02})
+	if !d.Float64 {
+		t.opt = d.optimizer(nn.Parameters(t.model))
 	}
 	return t, nil
+}
+
+func (d draw) optimizer(params []*nn.Parameter) optim.Optimizer {
+	switch d.Optimizer {
+	case "adamw":
+		return optim.NewAdamW(params, optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01, Eps: 1e-5})
+	case "momentum":
+		return optim.NewSGD(params, optim.SGDOptions{LR: 0.02, Momentum: 0.9})
+	default:
+		return optim.NewSGD(params, optim.SGDOptions{LR: 0.02})
+	}
 }
 
 // spread makes it one rank of several, which recompute what the draw says.
@@ -396,6 +401,11 @@ func (d draw) onRank(ctx context.Context, g *dist.Group, from map[string]part, d
 		return outcome{}, err
 	}
 	t.spread(g.Size())
+	if d.Strategy == "zero1" {
+		if t.opt, err = newZero(ctx, g, nn.Parameters(t.model), d.optimizer, func(int) int { return 256 }); err != nil {
+			return outcome{}, err
+		}
+	}
 	first, last := 0, numSteps
 	if from != nil {
 		first, last = numSteps, numSteps+1
@@ -529,8 +539,7 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 		return err
 	}
 	t.out.norms, t.out.scales = append(t.out.norms, norm.Item()), append(t.out.scales, scale.Item())
-	t.update(params, scale)
-	return nil
+	return t.update(ctx, params, scale)
 }
 
 // evaluate adds up the losses of some ranks' batches in a pass without gradients.
@@ -608,16 +617,16 @@ func (t *trainer) wholeStep(ctx context.Context, batches [][]lawBatch, valid int
 }
 
 // update applies one step of the optimizer.
-func (t *trainer) update(params []*nn.Parameter, scale *tensor.Tensor) {
+func (t *trainer) update(ctx context.Context, params []*nn.Parameter, scale *tensor.Tensor) error {
 	if t.opt != nil {
-		t.opt.Step(scale)
-		return
+		return Update(ctx, t.opt, scale)
 	}
 	for _, p := range params {
 		if g := gradientOf(p); g != nil {
 			p.Data().Axpy(-0.02*scale.Item(), g)
 		}
 	}
+	return nil
 }
 
 func (t *trainer) keepState() {
@@ -645,7 +654,7 @@ func (d draw) dimOf(shape []int) int {
 
 // wrap splits a model as the draw says.
 func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, error) {
-	if d.Strategy == "ddp" {
+	if !d.shards() {
 		return NewDDP(ctx, model, g, small)
 	}
 	opts := d.options()

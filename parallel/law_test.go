@@ -27,7 +27,7 @@ var (
 )
 
 // lawStrategies are those that the law is tested for.
-var lawStrategies = []string{"ddp", "fsdp", "mesh"}
+var lawStrategies = []string{"ddp", "fsdp", "mesh", "zero1"}
 
 // TestLaw: any way to split a model's training among ranks equals one rank's.
 // Models and splits are drawn at random; see draw and modelDraw. Loss, norm,

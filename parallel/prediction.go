@@ -106,6 +106,9 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 		return Prediction{NoPeak: err, NoSent: err}
 	}
 	f := of.forecast()
+	if z, ok := o.Optimizer.(*ZeroRedundancyOptimizer); ok {
+		f.calls = append(f.calls, z.planned()...)
+	}
 	var p Prediction
 	p.StateBytes = f.stateBytes(o.Optimizer)
 	held, err := f.dryRuns(ctx, o)
