@@ -351,6 +351,9 @@ func (c *Checkpoint) fileName(name string) string {
 // Manifest returns what the checkpoint has. Do not change it.
 func (c *Checkpoint) Manifest() *Manifest { return c.manifest }
 
+// Context returns the context that the checkpoint was opened with.
+func (c *Checkpoint) Context() context.Context { return c.ctx }
+
 // Storage returns where the checkpoint lies.
 func (c *Checkpoint) Storage() storage.Storage { return c.from }
 

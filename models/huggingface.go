@@ -4,13 +4,17 @@ package models
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -28,14 +32,30 @@ type Pretrained interface {
 	fromHuggingFace(name string) string
 }
 
+const (
+	configFile = "config.json"
+	maxConfig  = 64 << 20
+)
+
 // LoadOption changes how a folder is opened.
 type LoadOption func(*loading)
 
-type loading struct{ notice func(text string) }
+type loading struct {
+	notice func(text string)
+	ctx    context.Context
+	from   storage.Storage // nil: a directory
+}
 
 // WithNotice calls f with a sentence about what is in a folder and changes nothing
 // here, where somebody may have meant it to: settings that nobody knows.
 func WithNotice(f func(text string)) LoadOption { return func(l *loading) { l.notice = f } }
+
+// WithStorage opens the folder in a storage, such as a bucket, in place of a directory. The
+// name of the directory then only stands in errors. The folder may be that of a checkpoint:
+// its bytes are compared with their checksums as they are read. The end of ctx ends reading.
+func WithStorage(ctx context.Context, from storage.Storage) LoadOption {
+	return func(l *loading) { l.ctx, l.from = ctx, from }
+}
 
 // LoadHuggingFace opens a folder that save_pretrained wrote: config.json says
 // which model it is, the weights are in one safetensors file or in shards. Tensors
@@ -75,8 +95,8 @@ func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
 // EachHuggingFace calls visit with each tensor of the model in a folder, one after the
 // other, in the order of the model's state. A tensor has no memory any more when the next
 // one is read.
-func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error) error {
-	return openHuggingFace(dir, nil, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
+func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error, opts ...LoadOption) error {
+	return openHuggingFace(dir, opts, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
 		for _, s := range nn.StateDict(build(&nn.Build{Device: tensor.Meta})) {
 			one, err := checkpoint.Rename(src, func(name string) string {
 				if name != s.Name {
@@ -107,15 +127,11 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	for _, opt := range opts {
 		opt(&o)
 	}
-	f, err := huggingface.Open(dir)
+	f, text, err := o.open(dir)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	text, err := f.Config()
-	if err != nil {
-		return err
-	}
 	p, err := parsePretrained(text)
 	if err != nil {
 		return fmt.Errorf("%w (in %s)", err, dir)
@@ -149,6 +165,38 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	return use(src, p.build)
 }
 
+// weights are the tensors of a folder.
+type weights interface {
+	checkpoint.Source
+	io.Closer
+}
+
+// open opens the tensors of a folder, and reads its config.json.
+func (l loading) open(dir string) (f weights, config []byte, err error) {
+	if l.from != nil {
+		switch ck, err := checkpoint.Open(l.ctx, l.from, ""); {
+		case err == nil:
+			if config, err = ck.ReadFile(configFile, maxConfig); err != nil {
+				return nil, nil, err
+			}
+			f, err = ck.Source(checkpoint.Model)
+			return f, config, err
+		case !errors.Is(err, checkpoint.ErrNone) && !errors.Is(err, errors.ErrUnsupported): // of a web server, which lists nothing
+			return nil, nil, err
+		}
+	} else {
+		l.ctx, l.from = context.Background(), storage.Dir(dir)
+	}
+	folder, err := huggingface.OpenIn(l.ctx, l.from, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if config, err = folder.ReadFile(l.ctx, configFile); err != nil {
+		return nil, nil, errors.Join(err, folder.Close())
+	}
+	return folder, config, nil
+}
+
 // SaveHuggingFace writes a folder that from_pretrained opens: config.json and
 // the weights, in shards if they have more than maxShardBytes (0 is Hugging
 // Face's own bound). The folder must not exist yet or be empty; files, such as
@@ -158,7 +206,7 @@ func SaveHuggingFace(dir string, m Pretrained, maxShardBytes int64, files map[st
 	if err != nil {
 		return err
 	}
-	all := map[string][]byte{"config.json": append(config, '\n')}
+	all := map[string][]byte{configFile: append(config, '\n')}
 	for name, data := range files {
 		all[name] = data
 	}

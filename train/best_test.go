@@ -70,11 +70,11 @@ func TestTheBestIsTaken(t *testing.T) {
 	}
 	from := func(dir string) (bits float64, said string) {
 		t.Helper()
-		r, err := Eval(t.Context(), dir, EvalOptions{Tokens: c.EvalTokens, Context: c.Context}, func(text string) { said += text })
+		r, err := Eval(t.Context(), storage.Dir(dir), EvalOptions{Tokens: c.EvalTokens, Context: c.Context}, func(text string) { said += text })
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m, _, err := LoadLM(t.Context(), dir, func(string) {}); err != nil || m == nil {
+		if m, _, err := LoadLM(t.Context(), storage.Dir(dir), func(string) {}); err != nil || m == nil {
 			t.Fatal(err)
 		}
 		return r.Metrics[2].Value, said
@@ -97,14 +97,14 @@ func TestTheBestIsTaken(t *testing.T) {
 		near(dir, bits, want)
 	}
 	for step, want := range map[int]string{8: checkpoint.Path(c.Out, 8), best.Step: checkpoint.Path(BestDir(c.Out), best.Step)} {
-		if dir, err := AtStep(c.Out, step); dir != want && step != 4 || err != nil {
+		if dir, err := AtStep(t.Context(), storage.Dir(c.Out), step); dir.String() != want && step != 4 || err != nil {
 			t.Errorf("step %d is in %q, want %q: %v", step, dir, want, err)
 		}
 	}
-	if _, err := AtStep(c.Out, 99); err == nil || !strings.Contains(err.Error(), "has no checkpoint of it, but of 8, 4") {
+	if _, err := AtStep(t.Context(), storage.Dir(c.Out), 99); err == nil || !strings.Contains(err.Error(), "has no checkpoint of it, but of 8, 4") {
 		t.Errorf("%v", err)
 	}
-	if _, err := AtStep(t.TempDir(), 1); err == nil || !strings.Contains(err.Error(), "not the directory of a run") {
+	if _, err := AtStep(t.Context(), storage.Dir(t.TempDir()), 1); err == nil || !strings.Contains(err.Error(), "not the directory of a run") {
 		t.Errorf("%v", err)
 	}
 	if text := strings.Join(l.notices, "\n"); !strings.Contains(text, fmt.Sprintf("has the model with the matrices of step %d", best.Step)) {

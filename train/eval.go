@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 )
 
@@ -44,19 +45,19 @@ type EvalResult struct {
 	notes []string // for people who compare the metrics with those of training
 }
 
-// Eval evaluates the model in dir. dir is the directory of a run, of which Eval takes
+// Eval evaluates a model. from is where a run has its checkpoints, of which Eval takes
 // the best weights or, if the run kept none, the newest good checkpoint; or the
-// directory of one checkpoint; or a folder with a language model that Hugging Face's
+// folder of one checkpoint; or a folder with a language model that Hugging Face's
 // tools wrote. The checkpoint says what kind of model it is.
 //
 // Eval calls notice if the best weights are not those of the last step, for each
 // newer checkpoint that is damaged, and if the data or the base of an adapter have
 // changed since training.
-func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text string)) (EvalResult, error) {
+func Eval(ctx context.Context, from storage.Storage, o EvalOptions, notice func(text string)) (EvalResult, error) {
 	if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 		return EvalResult{}, fmt.Errorf("eval: batches of %d, %d tokens, %d at once: none may be negative", o.Batch, o.Tokens, o.Context)
 	}
-	at, err := findModel(ctx, dir, notice)
+	at, err := findModel(ctx, from, notice)
 	if err != nil {
 		return EvalResult{}, fmt.Errorf("eval: %w", err)
 	}
@@ -123,7 +124,7 @@ func wantTask(ck *checkpoint.Checkpoint, task string) error {
 	if !ck.HasProgress() {
 		return nil
 	}
-	if got, err := (place{ck.Path, ck}).task(); err != nil || got != task {
+	if got, err := placeOf(ck).task(); err != nil || got != task {
 		if err == nil {
 			err = fmt.Errorf("it is a checkpoint of the task %q, not %q", got, task)
 		}

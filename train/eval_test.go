@@ -26,7 +26,7 @@ func TestEvalIsTransformers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for base, want := range figures {
-		r, err := Eval(t.Context(), tuned(base), EvalOptions{Data: tuned("text.txt"), All: true, Batch: 7}, noNotice(t))
+		r, err := Eval(t.Context(), storage.Dir(tuned(base)), EvalOptions{Data: tuned("text.txt"), All: true, Batch: 7}, noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestEvalOfRuns(t *testing.T) {
 	o := EvalOptions{Tokens: c.EvalTokens}
 	bits := func(dir string, o EvalOptions) float64 {
 		t.Helper()
-		r, err := Eval(t.Context(), dir, o, noNotice(t))
+		r, err := Eval(t.Context(), storage.Dir(dir), o, noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,11 +70,11 @@ func TestEvalOfRuns(t *testing.T) {
 	if one, many := bits(c.Out, EvalOptions{Batch: 1}), bits(c.Out, EvalOptions{Batch: 50}); math.Abs(one-many) > 1e-5 {
 		t.Errorf("one by one %v bits per byte, fifty at once %v", one, many)
 	}
-	all, err := Eval(t.Context(), c.Out, EvalOptions{All: true}, noNotice(t))
+	all, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{All: true}, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	part, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+	part, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{}, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestEvalOfRuns(t *testing.T) {
 		{tuned("gpt2-full"), EvalOptions{}, "neither the directory of a run"},
 		{filepath.Join("..", "models", "testdata", "golden", "bert"), EvalOptions{Data: small}, "tokenizer"},
 	} {
-		if _, err := Eval(t.Context(), f.dir, f.o, noNotice(t)); err == nil || !strings.Contains(err.Error(), f.want) {
+		if _, err := Eval(t.Context(), storage.Dir(f.dir), f.o, noNotice(t)); err == nil || !strings.Contains(err.Error(), f.want) {
 			t.Errorf("%s %+v: %v, want %q", f.dir, f.o, err, f.want)
 		}
 	}
@@ -121,10 +121,10 @@ func TestEvalOfOtherTasks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Eval(t.Context(), dir, EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
+	if _, err := Eval(t.Context(), storage.Dir(dir), EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("a task of somebody's: %v", err)
 	}
-	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(dir), noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("as a language model: %v", err)
 	}
 	ck, _, err := checkpoint.Latest(t.Context(), storage.Dir(dir))
@@ -154,7 +154,7 @@ func TestEvalNotesChanges(t *testing.T) {
 	}
 	notes := func() (all []string) {
 		t.Helper()
-		if _, err := Eval(t.Context(), c.Out, EvalOptions{Tokens: 64}, func(text string) { all = append(all, text) }); err != nil {
+		if _, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{Tokens: 64}, func(text string) { all = append(all, text) }); err != nil {
 			t.Fatal(err)
 		}
 		return all

@@ -17,7 +17,6 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
-	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
@@ -59,10 +58,16 @@ func kindOf(m models.Pretrained) string {
 // modelFolder returns the folder with the config.json of the model at a place:
 // for an adapter that of its base.
 func modelFolder(path string) (string, error) {
-	if _, err := os.Stat(filepath.Join(path, adapterConfigFile)); errors.Is(err, fs.ErrNotExist) {
+	if !hasAdapter(path) {
 		return path, nil
 	}
 	return models.AdapterBase(path)
+}
+
+// hasAdapter reports whether an adapter is in a directory.
+func hasAdapter(path string) bool {
+	_, err := os.Stat(filepath.Join(path, adapterConfigFile))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // checkBase reports what openBase would, without reading weights.
@@ -73,15 +78,24 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	if err != nil {
 		return fail(err)
 	}
-	tok, err := readTokenizer(at.path)
+	dir, done, err := at.local(ctx)
 	if err != nil {
 		return fail(err)
 	}
-	folder, err := modelFolder(at.path)
+	defer done()
+	tok, err := readTokenizer(dir)
 	if err != nil {
 		return fail(err)
 	}
-	p, err := models.Outline(folder) // openBase tells what is unknown
+	folder, err := modelFolder(dir)
+	if err != nil {
+		return fail(err)
+	}
+	var in []models.LoadOption
+	if folder == dir {
+		in = at.weightsFrom(ctx, nil)
+	}
+	p, err := models.Outline(folder, in...) // openBase tells what is unknown
 	if err != nil {
 		return fail(err)
 	}
@@ -98,7 +112,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	if err := c.checkSplit(m); err != nil {
 		return err
 	}
-	files, err := readCompanions(at.path)
+	files, err := readCompanions(dir)
 	if err != nil {
 		return fail(err)
 	}
@@ -110,7 +124,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 		r.cfg.Context = min(tunedContext, m.Context())
 	}
 	if c.LoRA > 0 {
-		if err := noAdapter(at.path); err != nil {
+		if err := noAdapter(dir); err != nil {
 			return fail(err)
 		}
 		if _, err := nn.NewLoRA(&nn.Build{Device: tensor.Meta}, m, c.loraOptions(m)); err != nil {
@@ -146,13 +160,22 @@ func (c LMConfig) fitsModel(m models.CausalLM, path string) error {
 func (r *lmRun) findBase(ctx context.Context, saved *SavedRun) (place, error) {
 	if saved != nil && r.was.InitFrom == r.cfg.InitFrom {
 		if r.cfg.LoRA == 0 {
-			return place{saved.Checkpoint.Path, saved.Checkpoint}, nil
+			return placeOf(saved.Checkpoint), nil
 		}
-		if folder, err := models.AdapterBase(saved.Checkpoint.Path); err == nil {
-			return findModel(ctx, folder, r.report.Notice)
+		dir, done, err := placeOf(saved.Checkpoint).local(ctx)
+		if err != nil {
+			return place{}, err
+		}
+		defer done()
+		if folder, err := models.AdapterBase(dir); err == nil {
+			return findModel(ctx, storage.Dir(folder), r.report.Notice)
 		}
 	}
-	return findModel(ctx, r.cfg.InitFrom, r.report.Notice)
+	from, err := r.cfg.open("init-from", r.cfg.InitFrom)
+	if err != nil {
+		return place{}, err
+	}
+	return findModel(ctx, from, r.report.Notice)
 }
 
 // openBase loads the model that the run goes on from, and the tokenizer; a run
@@ -164,12 +187,17 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	if err != nil {
 		return fail(err)
 	}
+	dir, done, err := at.local(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	defer done()
 	if r.cfg.LoRA > 0 {
-		if err := noAdapter(at.path); err != nil {
+		if err := noAdapter(dir); err != nil {
 			return fail(err)
 		}
 	}
-	if err := r.loadBase(at, models.WithNotice(r.report.Notice)); err != nil {
+	if err := r.loadBase(ctx, at, dir, models.WithNotice(r.report.Notice)); err != nil {
 		return fail(err)
 	}
 	if r.cfg.Context == 0 {
@@ -192,22 +220,31 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 		}
 	}
 	if moved && r.cfg.LoRA == 0 { // it is the right one, which is all there is to know of it
-		at = place{saved.Checkpoint.Path, saved.Checkpoint}
-		if err := r.loadBase(at); err != nil {
+		at = placeOf(saved.Checkpoint)
+		done()
+		if dir, done, err = at.local(ctx); err != nil {
+			return fail(err)
+		}
+		defer done()
+		if err := r.loadBase(ctx, at, dir); err != nil {
 			return fail(err)
 		}
 	}
 	folder := at.path
-	if at.checkpoint != nil {
-		// Its run deletes it when it goes on, so that the adapter keeps a copy.
-		r.baseStep = at.checkpoint.Step
+	_, isDirectory := at.from.(*storage.Directory)
+	if at.checkpoint != nil || !isDirectory {
+		// Its run deletes it when it goes on, so that the adapter keeps a copy; and PEFT wants a
+		// base on this machine.
+		if at.checkpoint != nil {
+			r.baseStep = at.checkpoint.Step
+		}
 		folder = checkpoint.Path(filepath.Join(r.cfg.Out, baseDir), r.baseStep)
 	}
 	if r.baseDir, err = filepath.Abs(folder); err != nil {
 		return fail(err)
 	}
-	r.keepsBase = at.checkpoint != nil && r.cfg.LoRA > 0
-	if r.companions, err = readCompanions(at.path); err != nil {
+	r.keepsBase = r.cfg.LoRA > 0 && (at.checkpoint != nil || !isDirectory)
+	if r.companions, err = readCompanions(dir); err != nil {
 		return fail(err)
 	}
 	if err := r.cfg.checkSample(r.base, r.tokenizer, r.companions); err != nil {
@@ -218,19 +255,21 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 
 // loadBase loads the model at a place, or only its outline where the run is sharded: its
 // ranks read their shards later, by fillBase. An adapter is merged into a whole model.
-func (r *lmRun) loadBase(at place, opts ...models.LoadOption) (err error) {
-	r.outline = ""
-	if (r.cfg.FSDP > 1 || r.cfg.isComposed()) && noAdapter(at.path) == nil {
+// dir has its small files.
+func (r *lmRun) loadBase(ctx context.Context, at place, dir string, opts ...models.LoadOption) (err error) {
+	r.outline, r.outlineAt = "", at
+	if (r.cfg.FSDP > 1 || r.cfg.isComposed()) && noAdapter(dir) == nil {
 		r.outline = at.path
 	}
 	if r.outline == "" {
-		r.base, r.tokenizer, err = at.loadLM(opts...)
+		r.base, r.tokenizer, err = at.loadLM(ctx, opts...)
 		return err
 	}
-	if r.tokenizer, err = readTokenizer(at.path); err != nil {
+	if r.tokenizer, err = readTokenizer(dir); err != nil {
 		return err
 	}
-	p, err := models.Outline(at.path, opts...)
+	r.outlineIn = at.weightsFrom(ctx, nil)
+	p, err := models.Outline(at.path, append(opts, r.outlineIn...)...)
 	if err != nil {
 		return err
 	}
@@ -258,7 +297,7 @@ func (r *lmRun) fillBase(model parallel.Strategy) error {
 			parts[i].Name = strings.TrimPrefix(parts[i].Name, "base_model.model.")
 		}
 	}
-	if err := models.LoadHuggingFaceParts(r.outline, parts); err != nil {
+	if err := models.LoadHuggingFaceParts(r.outline, parts, r.outlineIn...); err != nil {
 		return fmt.Errorf("train lm: --init-from: %w", err)
 	}
 	return nil
@@ -273,7 +312,7 @@ func (r *lmRun) checksum() (string, error) {
 	err := models.EachHuggingFace(r.outline, func(s nn.NamedTensor) error {
 		_, err := h.Write(s.Tensor.Buffer().Data)
 		return err
-	})
+	}, r.outlineIn...)
 	return fmt.Sprintf("%08x", h.Sum32()), err
 }
 
@@ -351,7 +390,7 @@ func (r *lmRun) keepBase() error {
 	}
 	var state checkpoint.State
 	if r.outline != "" {
-		weights, err := huggingface.Open(r.outline)
+		weights, err := r.outlineAt.weights(context.Background())
 		if err != nil {
 			return err
 		}
@@ -423,7 +462,7 @@ func (r *lmRun) tunedConfig() ([]byte, error) {
 // they were kept. Rank 0 calls it when all is done, for the weights change.
 func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	step := r.cfg.Steps
-	best, err := latest(ctx, BestDir(r.cfg.Out), r.report.Notice)
+	best, err := latest(ctx, storage.Under(r.cfg.place(), bestDir), r.report.Notice)
 	switch {
 	case err == nil:
 		if err := best.LoadTensors(strings.TrimSuffix(models.AdapterFile, ".safetensors"), r.lora.State().All()); err != nil {

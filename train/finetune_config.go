@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
@@ -93,8 +92,8 @@ func (r *lmRun) markTuned() (unmark func()) {
 
 // validateTune reports the first setting of fine-tuning that makes no sense.
 func (c LMConfig) validateTune() error {
-	if c.InitFrom != "" && strings.Contains(c.SaveTo, "://") {
-		return fmt.Errorf("train lm: --save-to %s and --init-from: the checkpoints of a run that begins with a model lie in a directory", c.SaveTo)
+	if c.InitFrom != "" && c.InitFrom == c.SaveTo {
+		return fmt.Errorf("train lm: --save-to and --init-from are both %s: give another --save-to, the model stays as it is", c.SaveTo)
 	}
 	if c.Model != "" && c.Model != "gpt2" && c.Model != "llama" {
 		return fmt.Errorf("train lm: --model is %q, want gpt2 or llama", c.Model)

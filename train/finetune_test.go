@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"maps"
 	"math"
 	"os"
@@ -107,7 +108,7 @@ func TestUnknownSettingsOfABaseAreTold(t *testing.T) {
 		t.Errorf("told %d times: %q", n, l.notices)
 	}
 	var notices []string
-	if _, err := Eval(t.Context(), dir, EvalOptions{Data: c.Data}, func(text string) { notices = append(notices, text) }); err != nil {
+	if _, err := Eval(t.Context(), storage.Dir(dir), EvalOptions{Data: c.Data}, func(text string) { notices = append(notices, text) }); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(strings.Join(notices, "\n"), "strange_setting"); n != 1 {
@@ -313,7 +314,7 @@ func TestFineTuning(t *testing.T) {
 			if len(l.losses) != len(want) || want[len(want)-1] > 0.9*want[0] {
 				t.Errorf("%d losses, want %d that fall: %v", len(l.losses), len(want), want)
 			}
-			m, _, err := LoadLM(t.Context(), c.Out, noNotice(t))
+			m, _, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -341,7 +342,7 @@ func TestTunedRunsResume(t *testing.T) {
 		if err := runGiven(t, tc.numRanks, c, l, given); err != nil {
 			t.Fatal(err)
 		}
-		whole, _, err := LoadLM(t.Context(), c.Out, noNotice(t))
+		whole, _, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -365,7 +366,7 @@ func TestTunedRunsResume(t *testing.T) {
 		if err := runGiven(t, 4, resumed, again, flags([]string{"out"})); err != nil {
 			t.Fatal(err)
 		}
-		m, _, err := LoadLM(t.Context(), half.Out, noNotice(t))
+		m, _, err := LoadLM(t.Context(), storage.Dir(half.Out), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -389,12 +390,12 @@ func TestMergedModels(t *testing.T) {
 	if err := runGiven(t, 1, c, newLog(), given); err != nil {
 		t.Fatal(err)
 	}
-	adapted, _, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	adapted, _, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(c.Out, mergedDir)
-	merged, _, err := LoadLM(t.Context(), dir, noNotice(t))
+	merged, _, err := LoadLM(t.Context(), storage.Dir(dir), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +405,7 @@ func TestMergedModels(t *testing.T) {
 	// It knows its text, and how long a sequence was.
 	var losses [2]Metric
 	for i, at := range []string{c.Out, dir} {
-		r, err := Eval(t.Context(), at, EvalOptions{}, noNotice(t))
+		r, err := Eval(t.Context(), storage.Dir(at), EvalOptions{}, noNotice(t))
 		if err != nil || !strings.Contains(r.Model, "24 tokens at once") {
 			t.Fatalf("%s: %v, %s", at, err, r.Model)
 		}
@@ -584,7 +585,7 @@ func TestLlamasAreTrained(t *testing.T) {
 	if !(l.losses[12] < l.losses[1]) {
 		t.Errorf("the loss goes from %v to %v", l.losses[1], l.losses[12])
 	}
-	m, _, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	m, _, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -611,7 +612,7 @@ func TestPythonOpensWhatWasTuned(t *testing.T) {
 		if err := runGiven(t, tc.numRanks, c, newLog(), given); err != nil {
 			t.Fatal(err)
 		}
-		m, _, err := LoadLM(t.Context(), c.Out, noNotice(t))
+		m, _, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,7 @@ func TestGenerate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	m, tok, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestGenerate(t *testing.T) {
 	}
 
 	// A checkpoint's own directory does as well.
-	if _, _, err := LoadLM(t.Context(), checkpoint.Path(c.Out, 10), noNotice(t)); err != nil {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(checkpoint.Path(c.Out, 10)), noNotice(t)); err != nil {
 		t.Error(err)
 	}
 
@@ -116,7 +116,7 @@ func TestGenerate(t *testing.T) {
 		t.Fatal(err)
 	}
 	var notices []string
-	_, _, err = LoadLM(t.Context(), c.Out, func(text string) { notices = append(notices, text) })
+	_, _, err = LoadLM(t.Context(), storage.Dir(c.Out), func(text string) { notices = append(notices, text) })
 	if err != nil || len(notices) != 1 || !strings.Contains(notices[0], checkpoint.Path(c.Out, 12)+" is damaged") {
 		t.Errorf("with a truncated newest model: %v, notices %q", err, notices)
 	}
@@ -129,7 +129,7 @@ func TestFoldersOfModelsAreOpened(t *testing.T) {
 	if _, err := run(t, 1, c); err != nil {
 		t.Fatal(err)
 	}
-	gpt, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	gpt, tok, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestFoldersOfModelsAreOpened(t *testing.T) {
 		}
 	}
 	write := func(dir string) string {
-		m, tok, err := LoadLM(t.Context(), dir, noNotice(t))
+		m, tok, err := LoadLM(t.Context(), storage.Dir(dir), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,13 +182,13 @@ func TestFoldersOfModelsAreOpened(t *testing.T) {
 	if err := models.SaveHuggingFace(at("small"), small, 0, tokenizer); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := LoadLM(t.Context(), at("small"), noNotice(t)); err == nil || !strings.Contains(err.Error(), "has 300 tokens, the model knows 299") {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(at("small")), noNotice(t)); err == nil || !strings.Contains(err.Error(), "has 300 tokens, the model knows 299") {
 		t.Errorf("a vocabulary that does not fit: %v", err)
 	}
 	if err := os.RemoveAll(at("llama")); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := LoadLM(t.Context(), at("adapter"), noNotice(t)); err == nil || !strings.Contains(err.Error(), "no folder on this machine") {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(at("adapter")), noNotice(t)); err == nil || !strings.Contains(err.Error(), "no folder on this machine") {
 		t.Errorf("an adapter without its base: %v", err)
 	}
 }
@@ -206,7 +206,7 @@ func TestGreedyTextIsTransformers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, texts := range models {
-		m, tok, err := LoadLM(t.Context(), tuned(name), noNotice(t))
+		m, tok, err := LoadLM(t.Context(), storage.Dir(tuned(name)), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,13 +232,13 @@ func noNotice(t *testing.T) func(string) {
 func TestLoadLMErrors(t *testing.T) {
 	dir := t.TempDir()
 	weights := filepath.Join("..", "models", "testdata", "golden", "gpt2")
-	if _, _, err := LoadLM(t.Context(), weights, noNotice(t)); err == nil || !strings.Contains(err.Error(), tokenizerFile) {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(weights), noNotice(t)); err == nil || !strings.Contains(err.Error(), tokenizerFile) {
 		t.Errorf("a folder without a tokenizer: %v", err)
 	}
-	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), "neither the directory of a run") {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(dir), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), "neither the directory of a run") {
 		t.Errorf("an empty directory: %v", err)
 	}
-	if _, _, err := LoadLM(t.Context(), filepath.Join(dir, "no"), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
+	if _, _, err := LoadLM(t.Context(), storage.Dir(filepath.Join(dir, "no")), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no directory: %v", err)
 	}
 	c := tiny(t, writeText(t, 20_000))
@@ -264,7 +264,7 @@ func TestLoadLMErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = LoadLM(t.Context(), dir, noNotice(t))
+		_, _, err = LoadLM(t.Context(), storage.Dir(dir), noNotice(t))
 		return err
 	}
 	if err := tamper(1, nil); err != nil {

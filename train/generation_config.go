@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 const generationFile = "generation_config.json"
@@ -39,19 +41,24 @@ type Generation struct {
 }
 
 // LoadGeneration reads the settings for generating text in the folder of a language
-// model; dir is as for [LoadLM]. If the folder has settings that [Generate] ignores,
+// model; from is as for [LoadLM]. If the folder has settings that [Generate] ignores,
 // LoadGeneration calls notice with their names.
-func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (Generation, error) {
-	at, err := findModel(ctx, dir, func(string) {}) // LoadLM tells what was passed over
+func LoadGeneration(ctx context.Context, from storage.Storage, notice func(text string)) (Generation, error) {
+	at, err := findModel(ctx, from, func(string) {}) // LoadLM tells what was passed over
 	if err != nil {
 		return Generation{}, fmt.Errorf("load what a model says of generation: %w", err)
 	}
-	folder, err := modelFolder(at.path)
+	dir, done, err := at.local(ctx)
+	if err != nil {
+		return Generation{}, err
+	}
+	defer done()
+	folder, err := modelFolder(dir)
 	if err != nil {
 		return Generation{}, err
 	}
 	files := make(map[string][]byte)
-	for _, path := range []string{filepath.Join(folder, configFile), filepath.Join(folder, generationFile), filepath.Join(at.path, generationFile)} {
+	for _, path := range []string{filepath.Join(folder, configFile), filepath.Join(folder, generationFile), filepath.Join(dir, generationFile)} {
 		if text, err := readCompanion(path); err == nil {
 			files[filepath.Base(path)] = text
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +70,7 @@ func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (
 		return Generation{}, fmt.Errorf("%s: %w", at.path, err)
 	}
 	if len(g.Ignored) > 0 {
-		notice(fmt.Sprintf("%s: %s is not done", filepath.Join(at.path, g.file), strings.Join(g.Ignored, ", ")))
+		notice(fmt.Sprintf("%s: %s is not done", storage.At(at.from, g.file), strings.Join(g.Ignored, ", ")))
 	}
 	return g, nil
 }

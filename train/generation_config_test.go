@@ -3,6 +3,7 @@
 package train
 
 import (
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,11 +22,11 @@ func TestGenerationOfAFolder(t *testing.T) {
 	if _, err := run(t, 1, c); err != nil {
 		t.Fatal(err)
 	}
-	m, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	m, tok, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	saved, err := findModel(t.Context(), c.Out, noNotice(t))
+	saved, err := findModel(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,12 +54,12 @@ func TestGenerationOfAFolder(t *testing.T) {
 				}
 			}
 		}
-		m, tok, err := LoadLM(t.Context(), dir, noNotice(t))
+		m, tok, err := LoadLM(t.Context(), storage.Dir(dir), noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		var notes []string
-		g, err := LoadGeneration(t.Context(), dir, func(text string) { notes = append(notes, text) })
+		g, err := LoadGeneration(t.Context(), storage.Dir(dir), func(text string) { notes = append(notes, text) })
 		if err != nil {
 			return "", nil, err
 		}

@@ -26,13 +26,17 @@ type source struct {
 
 // openSource finds the weights that a run of a task begins with, and reads what the model
 // is like into was. A run that goes on has them already.
-func openSource(ctx context.Context, task, dir string, saved *SavedRun, was any, notice func(text string)) (source, error) {
+func openSource(ctx context.Context, task string, c SaveConfig, dir string, saved *SavedRun, was any, notice func(text string)) (source, error) {
 	fail := func(err error) (source, error) { return source{}, fmt.Errorf("train %s: --init-from: %w", task, err) }
 	s := source{dir: dir}
 	if saved != nil {
 		s.ck = saved.Checkpoint
 	} else {
-		at, err := findModel(ctx, dir, notice)
+		from, err := c.open("init-from", dir)
+		if err != nil {
+			return fail(err)
+		}
+		at, err := findModel(ctx, from, notice)
 		if err != nil {
 			return fail(err)
 		}

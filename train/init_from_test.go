@@ -4,6 +4,7 @@ package train
 
 import (
 	"fmt"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -70,7 +71,7 @@ func TestVisionCarriesOver(t *testing.T) {
 				t.Errorf("%s, want %q", text, want)
 			}
 			logits := func(dir string) (classes []string, of []float32) {
-				at, err := findModel(t.Context(), dir, func(string) {})
+				at, err := findModel(t.Context(), storage.Dir(dir), func(string) {})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -273,7 +274,7 @@ func TestRecCarriesNothing(t *testing.T) {
 // scoresOf scores the rows of a file by the model of a run.
 func scoresOf(t *testing.T, dir, file string) []float64 {
 	t.Helper()
-	at, err := findModel(t.Context(), dir, func(string) {})
+	at, err := findModel(t.Context(), storage.Dir(dir), func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,9 @@ type lmRun struct {
 	opt    *optim.AdamW
 	around []nn.Interceptor // of the training passes
 
-	outline    string            // where the weights of base are; "" where base has them
+	outline    string // where the weights of base are; "" where base has them
+	outlineAt  place  // the same
+	outlineIn  []models.LoadOption
 	baseDir    string            // of the model that was begun with, which the adapter names
 	baseStep   int               // of its checkpoint
 	keepsBase  bool              // in baseDir, in the run's directory
@@ -196,7 +198,7 @@ func savedRecipe(s *SavedRun) (LMConfig, error) {
 // evaluated on.
 func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if data.IsShards(r.cfg.Data) {
-		return r.openShards(saved)
+		return r.openShards(ctx, saved)
 	}
 	phaseOf(ctx).enter("reading %s", cmp.Or(r.cfg.Data, "the Go standard library"))
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
@@ -208,7 +210,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	switch {
 	case r.tokenizer != nil: // that of the model which was begun with
 	case saved != nil:
-		if r.tokenizer, err = saved.tokenizer(); err != nil {
+		if r.tokenizer, err = saved.tokenizer(ctx); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 	default:
@@ -386,7 +388,7 @@ func (r *lmRun) finish(ctx context.Context, model any) (Ending, error) {
 	if err != nil {
 		return Ending{}, err
 	}
-	from := r.cfg.Out
+	from := cmp.Or(r.cfg.SaveTo, r.cfg.Out)
 	if r.cfg.Merge {
 		if from, err = r.saveMerged(ctx); err != nil {
 			return Ending{}, err

@@ -57,7 +57,7 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 		return r.config(), r.openData(ctx, saved)
 	}
 	if data.IsShards(r.cfg.Data) {
-		if err := r.openShards(saved); err != nil {
+		if err := r.openShards(ctx, saved); err != nil {
 			return nil, err
 		}
 	} else if r.cfg.Data != "" {

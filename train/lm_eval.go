@@ -32,10 +32,10 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 		return EvalResult{}, err
 	}
 	var result EvalResult
-	if err := result.baseChanged(at, run); err != nil {
+	if err := result.baseChanged(ctx, at, run); err != nil {
 		return EvalResult{}, err
 	}
-	m, tok, err := at.loadLM(models.WithNotice(func(text string) { result.notes = append(result.notes, text) }))
+	m, tok, err := at.loadLM(ctx, models.WithNotice(func(text string) { result.notes = append(result.notes, text) }))
 	if err != nil {
 		return EvalResult{}, err
 	}
@@ -99,11 +99,16 @@ func (at place) recipeLM() (*LMConfig, error) {
 
 // baseChanged notes that the model beside which an adapter was trained is another
 // now.
-func (r *EvalResult) baseChanged(at place, run *LMConfig) error {
+func (r *EvalResult) baseChanged(ctx context.Context, at place, run *LMConfig) error {
 	if run == nil || run.LoRA == 0 || run.Base == "" {
 		return nil
 	}
-	folder, err := modelFolder(at.path)
+	dir, done, err := at.local(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	folder, err := modelFolder(dir)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"maps"
 	"math"
 	"os"
@@ -48,11 +49,11 @@ func TestMixture(t *testing.T) {
 		}
 		closeTo(t, "mixture", l.losses, one.losses, 1e-5)
 	}
-	r, err := Eval(t.Context(), c.Out, EvalOptions{Tokens: c.EvalTokens}, noNotice(t))
+	r, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{Tokens: c.EvalTokens}, noNotice(t))
 	if err != nil || math.Abs(r.Metrics[2].Value-one.evaluations[12]) > 1e-5 || !strings.HasPrefix(r.Model, "mixture of 4 experts") {
 		t.Errorf("%+v, %v, the run printed %v", r, err, one.evaluations[12])
 	}
-	m, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	m, tok, err := LoadLM(t.Context(), storage.Dir(c.Out), noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"maps"
 	"math"
 	"slices"
@@ -110,7 +111,7 @@ func TestAdaptersOnMeshes(t *testing.T) {
 		}
 		closeTo(t, name, l.losses, one.losses, 1e-5)
 	}
-	if _, err := Eval(t.Context(), c.Out+"-moved", EvalOptions{}, noNotice(t)); err != nil {
+	if _, err := Eval(t.Context(), storage.Dir(c.Out+"-moved"), EvalOptions{}, noNotice(t)); err != nil {
 		t.Error(err)
 	}
 }

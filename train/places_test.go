@@ -3,6 +3,7 @@
 package train
 
 import (
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,7 +99,7 @@ func TestAdaptersKeepTheirBase(t *testing.T) {
 	if _, err := run(t, 1, c, given...); err != nil {
 		t.Fatal(err)
 	}
-	want, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+	want, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{}, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestAdaptersKeepTheirBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, at := range []string{moved, BestDir(moved)} {
-		got, err := Eval(t.Context(), at, EvalOptions{}, noNotice(t))
+		got, err := Eval(t.Context(), storage.Dir(at), EvalOptions{}, noNotice(t))
 		if err != nil || got.Metrics[0] != want.Metrics[0] {
 			t.Errorf("%s: %v, %v, want %v", at, err, got.Metrics, want.Metrics)
 		}
@@ -156,7 +157,7 @@ func TestWhatTheTextDecides(t *testing.T) {
 	if err := os.WriteFile(small, []byte(strings.Repeat("some words\n", 50)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Eval(t.Context(), c.Out, EvalOptions{Data: small}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
+	if _, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{Data: small}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
 		t.Errorf("a small file: %v", err)
 	}
 }

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
 	"io/fs"
-	"os"
 	"runtime"
 	"slices"
 
@@ -185,7 +183,7 @@ func (r *trainer[B]) wroteProof(ctx context.Context, step int, err error) {
 	case err != nil: // the run itself is well
 		r.report.Notice(fmt.Sprintf("the checkpoint of step %d has no proof: %v", step, err))
 	default:
-		r.provers.begin(ctx, storage.At(r.o.SaveTo, checkpoint.StepName(step)), step)
+		r.provers.begin(ctx, step)
 	}
 }
 
@@ -195,19 +193,15 @@ func (r *trainer[B]) endProofs(ctx context.Context) error {
 	return r.provers.wait(ctx)
 }
 
-// readProofFile returns a file of at most the largest size of a proof, nil if there is none.
-func readProofFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// readProofFile returns the proof of a checkpoint as text, nil if there is none.
+func readProofFile(ck *checkpoint.Checkpoint) ([]byte, error) {
+	name := proof.FileName
+	if ck.Name != "" {
+		name = ck.Name + "/" + name
+	}
+	text, err := storage.ReadFile(ck.Context(), ck.Storage(), name, proof.MaxBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, proof.MaxBytes+1))
-	if err == nil && text == nil {
-		text = []byte{}
 	}
 	return text, err
 }

@@ -48,16 +48,16 @@ func (e *NoProofError) Unwrap() error { return e.Err }
 
 // Prove loads a checkpoint of a run of [LM], [Vision] or [Rec], as a run that resumes does, and
 // does the step after it again. It compares this step with what the run itself noted of it.
-// path is the directory of one checkpoint, or that of the run, whose newest checkpoint with a
+// from is the folder of one checkpoint, or where the run has its checkpoints, whose newest one with a
 // proof is taken. The ranks are goroutines of this process. It changes no files.
 //
 // A checkpoint without a proof is a [NoProofError]; what differs is in the Comparison, not
 // an error.
-func Prove(ctx context.Context, path string, o ProveOptions) (*proof.Comparison, error) {
+func Prove(ctx context.Context, from storage.Storage, o ProveOptions) (*proof.Comparison, error) {
 	if o.Notice == nil {
 		o.Notice = func(string) {}
 	}
-	ck, run, err := findProof(ctx, path, o.Notice)
+	ck, run, err := findProof(ctx, from, o.Notice)
 	if err != nil {
 		return nil, fmt.Errorf("prove: %w", err)
 	}
@@ -69,14 +69,14 @@ func Prove(ctx context.Context, path string, o ProveOptions) (*proof.Comparison,
 }
 
 // ProveTask is [Prove] for a program that calls [Run]: all ranks of the group call it with the
-// task and the options that they give to Run, and a path that all of them see. The Comparison is
+// task and the options that they give to Run, and a storage that all of them see. The Comparison is
 // nil on all ranks but rank 0.
-func ProveTask[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, path string) (*Comparison, error) {
-	ck, run, err := findProof(ctx, path, func(string) {})
+func ProveTask[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, from storage.Storage) (*Comparison, error) {
+	ck, run, err := findProof(ctx, from, func(string) {})
 	if err != nil {
 		return nil, fmt.Errorf("prove: %w", err)
 	}
-	p := &replay{path: ck.Path, run: run}
+	p := &replay{ck: ck, run: run}
 	if err := Run(context.WithValue(ctx, replayKey{}, p), group, task, o, Discard); err != nil {
 		return nil, fmt.Errorf("prove %s: %w", ck.Path, err)
 	}
@@ -89,17 +89,16 @@ func ProveTask[B any](ctx context.Context, group *dist.Group, task Task[B], o Op
 	return proof.Compare(run, p.done, 0), nil
 }
 
-// findProof opens the checkpoint that path names, or the newest one of a run that has a proof.
-func findProof(ctx context.Context, path string, notice func(text string)) (*checkpoint.Checkpoint, *proof.Proof, error) {
-	ck, err := latest(ctx, path, notice)
+// findProof opens the checkpoint in a folder, or the newest one of a run that has a proof.
+func findProof(ctx context.Context, from storage.Storage, notice func(text string)) (*checkpoint.Checkpoint, *proof.Proof, error) {
+	ck, err := latest(ctx, from, notice)
 	if err != nil {
 		return nil, nil, err
 	}
 	run, err := ReadProof(ck)
-	if err == nil || filepath.Clean(ck.Path) == filepath.Clean(path) {
+	if err == nil || ck.Name == "" {
 		return ck, run, err
 	}
-	from := storage.Dir(path)
 	steps, listed := checkpoint.Steps(ctx, from)
 	if listed != nil {
 		return nil, nil, listed
@@ -122,7 +121,7 @@ func findProof(ctx context.Context, path string, notice func(text string)) (*che
 
 // ReadProof returns the proof of a checkpoint.
 func ReadProof(ck *checkpoint.Checkpoint) (*proof.Proof, error) {
-	text, err := readProofFile(filepath.Join(ck.Path, proof.FileName))
+	text, err := readProofFile(ck)
 	if err != nil {
 		return nil, &NoProofError{Path: ck.Path, Err: err}
 	}
@@ -143,7 +142,7 @@ var errNotFinite = errors.New("the step after it was not finite, so nothing can 
 
 // replay is a call of Run that does one step after a checkpoint, and ends.
 type replay struct {
-	path string       // of the checkpoint
+	ck   *checkpoint.Checkpoint
 	run  *proof.Proof // of the run; nil for none
 	done *proof.Proof // of this call, on rank 0
 }
@@ -196,15 +195,23 @@ func replayRecipe(ctx context.Context, ck *checkpoint.Checkpoint, run *proof.Pro
 	if o.Data != "" {
 		*data, given["data"] = o.Data, config.Flag
 	}
-	shared.Out, shared.Best = filepath.Dir(ck.Path), false
+	shared.Out, shared.Storage, shared.Best = replayOut(ck), ck.Storage(), false
 	if err := arrangeReplay(progress.Task, shared, o.Mesh, given); err != nil {
 		return nil, err
 	}
-	p := &replay{path: ck.Path, run: run}
+	p := &replay{ck: ck, run: run}
 	err = spawnReplay(ctx, p, shared.Ranks, run, func(ctx context.Context, g *dist.Group) error {
 		return call(ctx, g, noticer{o.Notice})
 	})
 	return p.done, err
+}
+
+// replayOut returns the directory of a run for the settings of a replay, which writes nothing there.
+func replayOut(ck *checkpoint.Checkpoint) string {
+	if _, ok := ck.Storage().(*storage.Directory); ok {
+		return filepath.Dir(ck.Path)
+	}
+	return "out"
 }
 
 // arrangeReplay makes the settings those of the ranks that do the step again.

@@ -163,7 +163,7 @@ func TestFaultsAreNamed(t *testing.T) {
 	} {
 		path := damaged(t, c.Out, 4, f.fault)
 		for _, mesh := range []MeshConfig{{}, {Replicate: 1}} {
-			got, err := Prove(t.Context(), path, ProveOptions{Mesh: mesh})
+			got, err := Prove(t.Context(), storage.Dir(path), ProveOptions{Mesh: mesh})
 			if err != nil {
 				t.Fatalf("%s: %v", f.name, err)
 			}
@@ -177,7 +177,7 @@ func TestFaultsAreNamed(t *testing.T) {
 			}
 		}
 	}
-	if got, err := Prove(t.Context(), damaged(t, c.Out, 4, func(*opened) {}), ProveOptions{}); err != nil || got.Err() != nil || !got.Exact {
+	if got, err := Prove(t.Context(), storage.Dir(damaged(t, c.Out, 4, func(*opened) {})), ProveOptions{}); err != nil || got.Err() != nil || !got.Exact {
 		t.Error("without a fault:", fmt.Sprint(got), err)
 	}
 }

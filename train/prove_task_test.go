@@ -5,6 +5,7 @@ package train
 import (
 	"context"
 	"errors"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -84,7 +85,7 @@ func TestProveTask(t *testing.T) {
 			if loaded != nil {
 				ctx = context.WithValue(ctx, loadedKey{}, loaded)
 			}
-			return ProveTask(ctx, g, tiedTask(g, 0), o, path)
+			return ProveTask(ctx, g, tiedTask(g, 0), o, storage.Dir(path))
 		})
 	}
 	if _, err := prove(1, out, nil); !errors.Is(err, checkpoint.ErrNone) {
@@ -131,7 +132,7 @@ func TestProveRandom(t *testing.T) {
 	}
 	for n, exact := range map[int]bool{1: false, 2: true} {
 		c, err := onRanks(t, n, func(ctx context.Context, g *dist.Group) (*Comparison, error) {
-			return ProveTask(ctx, g, tiedTask(g, 0.5), o, out)
+			return ProveTask(ctx, g, tiedTask(g, 0.5), o, storage.Dir(out))
 		})
 		if err != nil || c.Err() != nil || c.Exact != exact || (c.LeftOut == "") != exact {
 			t.Errorf("%d ranks: %v (%v)", n, c, err)
@@ -145,7 +146,7 @@ func TestProveRandom(t *testing.T) {
 			from.Position += 8
 			return feed(ctx, from)
 		}
-		return ProveTask(ctx, g, task, o, out)
+		return ProveTask(ctx, g, task, o, storage.Dir(out))
 	}); err != nil || len(c.Differences) != 2 || c.Differences[0].Kind != proof.LoaderPlace || c.Differences[1].Kind != proof.SampleIDs {
 		t.Errorf("a loader that was moved: %v (%v)", c, err)
 	}

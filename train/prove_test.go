@@ -4,6 +4,7 @@ package train
 
 import (
 	"context"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"os"
 	"path/filepath"
 	"testing"
@@ -44,7 +45,7 @@ func TestProve(t *testing.T) {
 			c := halfway(t, text, mesh, func(c *LMConfig) { c.Layers = max(1, mesh.PP) })
 			path := checkpoint.Path(c.Out, 3)
 			for _, other := range []MeshConfig{{}, {Replicate: 1}, {FSDP: 2}} {
-				got, err := Prove(t.Context(), path, ProveOptions{Mesh: other})
+				got, err := Prove(t.Context(), storage.Dir(path), ProveOptions{Mesh: other})
 				if err != nil {
 					t.Fatalf("%+v: %v", other, err)
 				}
@@ -68,7 +69,7 @@ func TestProveRecipes(t *testing.T) {
 	prove := func(name, out string, step int) {
 		t.Helper()
 		for _, mesh := range []MeshConfig{{}, {Replicate: 1}} {
-			got, err := Prove(t.Context(), checkpoint.Path(out, step), ProveOptions{Mesh: mesh})
+			got, err := Prove(t.Context(), storage.Dir(checkpoint.Path(out, step)), ProveOptions{Mesh: mesh})
 			if err != nil {
 				t.Errorf("%s on %+v: %v", name, mesh, err)
 			} else if err := got.Err(); err != nil || got.Exact != (mesh == MeshConfig{}) {

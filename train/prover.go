@@ -92,8 +92,8 @@ func (w *proofWriter) end() (step int, ended bool, err error) {
 }
 
 // Prover does the step after a checkpoint again, such as in a process of its own, and says
-// what was compared. path is the checkpoint's directory. [Prove] is what it calls in the end.
-type Prover func(ctx context.Context, path string) (*Comparison, error)
+// what was compared. step is that of the checkpoint. [Prove] is what it calls in the end.
+type Prover func(ctx context.Context, step int) (*Comparison, error)
 
 // Comparison is what a proof has compared.
 type Comparison = proof.Comparison
@@ -106,9 +106,8 @@ type provers struct {
 	notice  func(text string)
 	running chan proved // nil where nothing is under way
 	cancel  context.CancelFunc
-	next    string // newest checkpoint to be proved after that; "" for none
-	step    int    // of the one under way
-	later   int    // step of next
+	next    int // step of the newest checkpoint to be proved after that; 0 for none
+	step    int // of the one under way
 }
 
 // proved is the end of a proof.
@@ -119,19 +118,19 @@ type proved struct {
 }
 
 // begin has a checkpoint proved. While another one is under way, the newest waits.
-func (p *provers) begin(ctx context.Context, path string, step int) {
+func (p *provers) begin(ctx context.Context, step int) {
 	switch {
 	case p.prove == nil:
 		return
 	case p.running != nil:
-		p.next, p.later = path, step
+		p.next = step
 		return
 	}
 	ctx, p.cancel = context.WithCancel(ctx)
 	done, start := make(chan proved, 1), time.Now()
 	p.running, p.step = done, step
 	go func() {
-		c, err := p.prove(ctx, path)
+		c, err := p.prove(ctx, step)
 		done <- proved{c, err, time.Since(start)}
 	}()
 }
@@ -164,8 +163,8 @@ func (p *provers) wait(ctx context.Context) error {
 // ended tells of a proof, and begins the next one.
 func (p *provers) ended(ctx context.Context, end proved) error {
 	p.cancel()
-	step, next, later := p.step, p.next, p.later
-	p.running, p.next = nil, ""
+	step, next := p.step, p.next
+	p.running, p.next = nil, 0
 	err := end.err
 	if err == nil {
 		err = end.comparison.Err()
@@ -181,8 +180,8 @@ func (p *provers) ended(ctx context.Context, end proved) error {
 	default:
 		p.notice(fmt.Sprintf("the checkpoint of step %d could not be proved: %v", step, err))
 	}
-	if next != "" {
-		p.begin(ctx, next, later)
+	if next > 0 {
+		p.begin(ctx, next)
 	}
 	return nil
 }

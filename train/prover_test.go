@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,9 @@ import (
 func TestProveBeside(t *testing.T) {
 	c := tiny(t, writeText(t, 40_000))
 	c.Ranks, c.Steps, c.SaveEvery, c.Keep, c.Prove = 2, 10, 2, 9, true
-	c.Prover = func(ctx context.Context, path string) (*Comparison, error) { return Prove(ctx, path, ProveOptions{}) }
+	c.Prover = func(ctx context.Context, step int) (*Comparison, error) {
+		return Prove(ctx, storage.Dir(checkpoint.Path(c.Out, step)), ProveOptions{})
+	}
 	l, err := run(t, 2, c)
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +48,7 @@ func TestUnproved(t *testing.T) {
 	for _, unproved := range []string{unprovedWarn, unprovedStop} {
 		c := tiny(t, text)
 		c.Ranks, c.Steps, c.SaveEvery, c.Prove, c.Unproved = 2, 8, 2, true, unproved
-		c.Prover = func(context.Context, string) (*Comparison, error) {
+		c.Prover = func(context.Context, int) (*Comparison, error) {
 			return &Comparison{Step: 2, Differences: []proof.Difference{{Kind: proof.LoadedOptimizer, Name: "exp_avg.w", Was: "norm 1", Is: "norm 0"}}}, nil
 		}
 		l, err := run(t, 2, c)
@@ -62,36 +65,37 @@ func TestUnproved(t *testing.T) {
 // TestProvers: one proof is under way at a time, the newest checkpoint waits for it, and what
 // cannot be proved is told.
 func TestProvers(t *testing.T) {
-	var paths, notices []string
-	started, end := make(chan string), make(chan error)
+	var steps []int
+	var notices []string
+	started, end := make(chan int), make(chan error)
 	p := &provers{
-		prove: func(_ context.Context, path string) (*Comparison, error) {
-			started <- path
+		prove: func(_ context.Context, step int) (*Comparison, error) {
+			started <- step
 			return &Comparison{Exact: true}, <-end
 		},
 		notice: func(text string) { notices = append(notices, text) },
 	}
-	p.begin(t.Context(), "a", 1)
-	paths = append(paths, <-started)
-	p.begin(t.Context(), "b", 2)
-	p.begin(t.Context(), "c", 3)
+	p.begin(t.Context(), 1)
+	steps = append(steps, <-started)
+	p.begin(t.Context(), 2)
+	p.begin(t.Context(), 3)
 	if err := p.poll(t.Context()); err != nil || len(notices) > 0 {
 		t.Fatal(err, notices)
 	}
 	go func() {
 		end <- errors.New("no memory")
-		paths = append(paths, <-started)
+		steps = append(steps, <-started)
 		end <- nil
 	}()
 	if err := p.wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.close()
-	if strings.Join(paths, " ") != "a c" || len(notices) != 2 || notices[0] != "the checkpoint of step 1 could not be proved: no memory" ||
+	if !slices.Equal(steps, []int{1, 3}) || len(notices) != 2 || notices[0] != "the checkpoint of step 1 could not be proved: no memory" ||
 		!strings.HasPrefix(notices[1], "the checkpoint of step 3 is proved in ") {
-		t.Errorf("proved %q, told %q", paths, notices)
+		t.Errorf("proved %v, told %q", steps, notices)
 	}
-	(&provers{}).begin(t.Context(), "a", 1) // nothing proves
+	(&provers{}).begin(t.Context(), 1) // nothing proves
 }
 
 // TestProofWriter: a proof is written once its checkpoint is complete, and not beside one that

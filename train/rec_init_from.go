@@ -22,7 +22,7 @@ func (r *recRun) openSource(ctx context.Context, saved *SavedRun) (err error) {
 		return nil
 	}
 	r.was = new(RecommenderConfig)
-	if r.source, err = openSource(ctx, "rec", r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
+	if r.source, err = openSource(ctx, "rec", r.cfg.SaveConfig, r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
 		return err
 	}
 	var run RecConfig

@@ -177,7 +177,7 @@ func TestRecReadsItsTable(t *testing.T) {
 		{generated.Out, EvalOptions{Data: c.Data}, 0},
 		{c.Out, EvalOptions{All: true}, c.Rows},
 	} {
-		r, err := Eval(t.Context(), from.out, from.o, func(string) {})
+		r, err := Eval(t.Context(), storage.Dir(from.out), from.o, func(string) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +196,7 @@ func TestRecReadsItsTable(t *testing.T) {
 		"none is left": {Data: writeFile(t, "a.csv", "click,user_id,item_id,hour,device,age,price\n1,1,1,1,phone,1,1\n")},
 		"no column":    {Data: writeFile(t, "a.csv", "click,user_id\n1,1\n")},
 	} {
-		if r, err := Eval(t.Context(), c.Out, o, func(string) {}); err == nil || !strings.Contains(err.Error(), want) {
+		if r, err := Eval(t.Context(), storage.Dir(c.Out), o, func(string) {}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("eval of %+v: %+v, %v, want %q", o, r, err, want)
 		}
 	}

@@ -44,7 +44,7 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 	}
 	var ck *checkpoint.Checkpoint
 	if group.Rank() == 0 {
-		ck, err = latest(ctx, dir, func(text string) { fmt.Fprintf(os.Stderr, "train: resume: %s\n", text) })
+		ck, err = latest(ctx, storage.Dir(dir), func(text string) { fmt.Fprintf(os.Stderr, "train: resume: %s\n", text) })
 		switch {
 		case errors.Is(err, checkpoint.ErrNone):
 			found.None = true

@@ -63,7 +63,14 @@ func (r *trainer[B]) bestPlace() storage.Storage { return storage.Under(r.o.Save
 // showed in no manifest, all ranks go back to the checkpoint before.
 func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 	state := checkpoint.State{Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts(), checkpoint.Optimizer: r.optimizerParts()}}
-	step, err := checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice))
+	step, err := s.Checkpoint.Step, error(nil)
+	if replayOf(ctx) != nil { // this one, whatever lies beside it
+		for name, parts := range state.Sections {
+			err = errors.Join(err, s.Checkpoint.LoadParts(name, parts))
+		}
+	} else {
+		step, err = checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice))
+	}
 	if err != nil {
 		return r.errorf("resume: %w", err)
 	}

@@ -22,6 +22,10 @@ type SaveConfig struct {
 	KeepEvery int `json:"keep_every" usage:"also keep the checkpoints of every {N} steps; 0: none of them"`
 	KeepBest  int `json:"keep_best" usage:"also keep the {N} checkpoints with the best evaluations; 0: none of them"`
 
+	// OpenPlace opens an address such as s3://BUCKET/PREFIX, from which a run begins or is read;
+	// nil opens directories only.
+	OpenPlace func(place string) (storage.Storage, error) `json:"-"`
+
 	// Storage is where the checkpoints go, opened from SaveTo by the program; nil is the
 	// directory SaveTo or, without it, Out.
 	Storage storage.Storage `json:"-"`
@@ -46,6 +50,17 @@ func (c SaveConfig) validate(task string) error {
 		return fmt.Errorf("train %s: --keep-every is %d, but checkpoints are saved every %d steps: give a multiple of --save-every", task, c.KeepEvery, every)
 	}
 	return nil
+}
+
+// open opens the place of a model that the user has named. flag is for errors.
+func (c SaveConfig) open(flag, place string) (storage.Storage, error) {
+	switch {
+	case c.OpenPlace != nil:
+		return c.OpenPlace(place)
+	case strings.Contains(place, "://"):
+		return nil, fmt.Errorf("--%s is %s, which nobody opens here: set OpenPlace, or give a directory", flag, place)
+	}
+	return storage.Dir(place), nil
 }
 
 // place returns where the checkpoints of a run in the directory out are.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -51,7 +50,7 @@ func FindRun(ctx context.Context, task string, from storage.Storage, notice func
 // what it passes over. Without a group nothing is changed.
 func findRun(ctx context.Context, group *dist.Group, task string, from storage.Storage, notice func(text string)) (*SavedRun, error) {
 	if again := replayOf(ctx); again != nil {
-		from = storage.Dir(again.path)
+		return openRun(task, again.ck.Storage(), again.ck)
 	}
 	ck, err := findTogether(ctx, group, from, notice)
 	if errors.Is(err, checkpoint.ErrNone) {
@@ -215,27 +214,12 @@ func adoptRun[C any](ctx context.Context, group *dist.Group, task string, c Shar
 }
 
 // tokenizer reads the tokenizer of a language model.
-func (s *SavedRun) tokenizer() (*tokenizer.Tokenizer, error) {
-	if _, ok := s.Checkpoint.Storage().(*storage.Directory); ok {
-		return readTokenizer(s.Checkpoint.Path)
-	}
-	dir, err := os.MkdirTemp("", "cohort-*")
+func (s *SavedRun) tokenizer(ctx context.Context) (*tokenizer.Tokenizer, error) {
+	dir, done, err := placeOf(s.Checkpoint).local(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	for _, name := range companions {
-		if !s.Checkpoint.Has(name) {
-			continue
-		}
-		text, err := s.Checkpoint.ReadFile(name, maxCompanion)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
+	defer done()
 	return readTokenizer(dir)
 }
 
@@ -252,10 +236,21 @@ func (s *SavedRun) Recipe(v any) error {
 	return nil
 }
 
-// latest returns the newest good checkpoint in a directory and tells of damaged
-// ones that it passed over. Where all are damaged, the error tells.
-func latest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
-	ck, damaged, err := checkpoint.Latest(ctx, storage.Dir(dir))
+// latest returns the newest good checkpoint of a storage and tells of damaged
+// ones that it passed over. Where all are damaged, the error tells. In a directory every byte
+// was compared; elsewhere, where that would be to transfer all twice, only small files were, and the
+// others are when they are read.
+func latest(ctx context.Context, from storage.Storage, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	if _, ok := from.(*storage.Directory); !ok {
+		switch has, err := hasFile(ctx, from, checkpoint.ManifestName); {
+		case err != nil:
+			return nil, err
+		case has: // one checkpoint's own folder, which a web server has too
+			return checkpoint.Open(ctx, from, "")
+		}
+		return findNewest(ctx, from, false, notice)
+	}
+	ck, damaged, err := checkpoint.Latest(ctx, from)
 	if err == nil {
 		for _, d := range damaged {
 			notice("passing over a damaged checkpoint: " + d.Error())

@@ -16,7 +16,7 @@ import (
 // openShards takes tokens that were encoded before as the data of a run, with
 // the tokenizer beside them. It must be the model's, where the run goes on from
 // one.
-func (r *lmRun) openShards(saved *SavedRun) (err error) {
+func (r *lmRun) openShards(ctx context.Context, saved *SavedRun) (err error) {
 	fail := func(err error) error { return fmt.Errorf("train lm: %w", err) }
 	if r.shards, err = data.OpenShards(r.cfg.Data); err != nil {
 		return fail(err)
@@ -24,7 +24,7 @@ func (r *lmRun) openShards(saved *SavedRun) (err error) {
 	tok := r.shards.Tokenizer
 	known, whose := r.tokenizer, r.cfg.InitFrom
 	if known == nil && saved != nil {
-		if known, err = saved.tokenizer(); err != nil {
+		if known, err = saved.tokenizer(ctx); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 		whose = saved.Checkpoint.Path

@@ -4,6 +4,7 @@ package train
 
 import (
 	"bytes"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"os"
 	"path/filepath"
 	"strings"
@@ -111,14 +112,14 @@ func TestTrainOnShards(t *testing.T) {
 	if tok.Fingerprint() != s.Tokenizer.Fingerprint() || tok.Size() != 320 {
 		t.Errorf("the checkpoint's tokenizer has %d tokens and is another", tok.Size())
 	}
-	r, err := Eval(t.Context(), whole.Out, EvalOptions{Tokens: whole.EvalTokens}, noNotice(t))
+	r, err := Eval(t.Context(), storage.Dir(whole.Out), EvalOptions{Tokens: whole.EvalTokens}, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := r.Metrics[2].Value, l.evaluations[12]; got-want > 1e-5 || want-got > 1e-5 || !strings.Contains(r.Data, shards) {
 		t.Errorf("%v bits per byte on %s, the run printed %v", got, r.Data, want)
 	}
-	if _, err := Eval(t.Context(), whole.Out, EvalOptions{All: true}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
+	if _, err := Eval(t.Context(), storage.Dir(whole.Out), EvalOptions{All: true}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
 		t.Errorf("all of the tokens: %v", err)
 	}
 }
@@ -157,7 +158,7 @@ func TestTrainOnWrongShards(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("a run of other tokens", "of another vocabulary (310 tokens) than the model's", c)
-	if _, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "of another vocabulary") {
+	if _, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "of another vocabulary") {
 		t.Errorf("evaluation on other tokens: %v", err)
 	}
 	fresh = tiny(t, shards)

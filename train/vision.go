@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -489,7 +490,7 @@ func (r *visionRun) files(w *checkpoint.Writer) error {
 
 // finish says what the classifier gets wrong.
 func (r *visionRun) finish(context.Context, any) (Ending, error) {
-	end := Ending{Next: "eval --from " + argument(r.cfg.Out)}
+	end := Ending{Next: "eval --from " + argument(cmp.Or(r.cfg.SaveTo, r.cfg.Out))}
 	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
 		end.Title, end.Text, end.Key = "the most frequent mistakes", text, "mistakes"
 	}

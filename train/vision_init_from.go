@@ -18,7 +18,7 @@ func (r *visionRun) openSource(ctx context.Context, saved *SavedRun) (err error)
 		return nil
 	}
 	r.was = new(ClassifierConfig)
-	if r.source, err = openSource(ctx, "vision", r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
+	if r.source, err = openSource(ctx, "vision", r.cfg.SaveConfig, r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
 		return err
 	}
 	for name, value := range map[string]any{"model": r.was.ModelType, "size": int64(r.was.Size), "widths": listOf(r.was.Widths)} {

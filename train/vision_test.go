@@ -83,14 +83,14 @@ func TestVisionReadsDigits(t *testing.T) {
 		if got := float64(tally.right) / float64(tally.seen); got != accuracy || tally.seen != test.Len() {
 			t.Errorf("%s: the checkpoint tells %v of %d, the run said %v", model, got, tally.seen, accuracy)
 		}
-		e, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+		e, err := Eval(t.Context(), storage.Dir(c.Out), EvalOptions{}, noNotice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if e.Task != "vision" || e.Samples != test.Len() || e.Metrics[0].Value != accuracy || e.Unit != "images" {
 			t.Errorf("%s: Eval says %+v", model, e)
 		}
-		if e, err = Eval(t.Context(), c.Out, EvalOptions{All: true}, noNotice(t)); err != nil || e.Samples != 1797 {
+		if e, err = Eval(t.Context(), storage.Dir(c.Out), EvalOptions{All: true}, noNotice(t)); err != nil || e.Samples != 1797 {
 			t.Errorf("%s: Eval of all says %+v, %v", model, e, err)
 		}
 		wrong := int64(0)
@@ -209,7 +209,7 @@ func TestVisionFolder(t *testing.T) {
 	if accuracy := l.finish.Metrics[0].Value; accuracy != 1 {
 		t.Errorf("red and blue are told apart with %v", l.finish.Metrics)
 	}
-	if _, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: vision.DigitsName}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "the model knows the 2 classes") {
+	if _, err := Eval(t.Context(), storage.Dir(l.finish.Out), EvalOptions{Data: vision.DigitsName}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "the model knows the 2 classes") {
 		t.Errorf("digits for a model of colours: %v", err)
 	}
 	for _, f := range files {
@@ -277,11 +277,11 @@ func TestVisionFewImages(t *testing.T) {
 			os.Remove(filepath.Join(one, "red", fmt.Sprintf("%03d.%s", 2*i+1, end))) // one of them is there
 		}
 	}
-	if _, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: one}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "nothing to test on") || !strings.Contains(err.Error(), "--all") {
+	if _, err := Eval(t.Context(), storage.Dir(l.finish.Out), EvalOptions{Data: one}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "nothing to test on") || !strings.Contains(err.Error(), "--all") {
 		t.Errorf("5 images of one class: %v", err)
 	}
 	var notes []string
-	r, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: one, All: true}, func(text string) { notes = append(notes, text) })
+	r, err := Eval(t.Context(), storage.Dir(l.finish.Out), EvalOptions{Data: one, All: true}, func(text string) { notes = append(notes, text) })
 	if err != nil || r.Samples != 5 || r.Metrics[0].Value < 0.5 {
 		t.Errorf("all 5 images of one class: %+v, %v", r, err)
 	}

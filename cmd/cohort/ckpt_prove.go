@@ -20,8 +20,9 @@ func newCkptProveCommand() *cobra.Command {
 		Long: `Load a checkpoint as a run that resumes does, do the step after it again, and compare
 it with what the run noted of this step in proof.json: the state that was loaded, the
 samples, the learning rates, the loss, the gradient of each parameter, and the weights
-and the optimizer's state after the step. CKPT is the directory of a run of cohort
-train, whose newest checkpoint is taken, or of one checkpoint.
+and the optimizer's state after the step. CKPT is the place of a run of cohort
+train, whose newest checkpoint is taken, or of one checkpoint: a directory or an
+address (s3://, https://).
 
 The ranks are goroutines of one process. By default they are arranged as those of the
 run were, and each bit must be the same. Other axes of the mesh, such as --replicate 1
@@ -41,7 +42,11 @@ what follows from it. The exit code is 3 if something differs.`,
 				}
 			}
 			o.Notice = func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", text) }
-			got, err := train.Prove(cmd.Context(), args[0], o)
+			place, err := openModelPlace(args[0])
+			if err != nil {
+				return usageError{err}
+			}
+			got, err := train.Prove(cmd.Context(), place, o)
 			if err != nil {
 				return err
 			}

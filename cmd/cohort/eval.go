@@ -15,7 +15,7 @@ import (
 
 // Help of the flags that name a model.
 const (
-	fromUsage = "`DIR` of the model: a run, one checkpoint of a run, or a folder of Hugging Face's tools"
+	fromUsage = "`PLACE` of the model, a directory or an address (s3://, https://): a run, one checkpoint of a run, or a folder of Hugging Face's tools"
 	stepUsage = "take the run's checkpoint of step `N` (default: the best weights or, if the run kept none, the last checkpoint)"
 )
 
@@ -25,7 +25,7 @@ func newEvalCommand() *cobra.Command {
 	var asJSON bool
 	var o train.EvalOptions
 	cmd := &cobra.Command{
-		Use:   "eval --from DIR",
+		Use:   "eval --from PLACE",
 		Short: "Evaluate a trained model on data",
 		Long: `Evaluate a model: of a run of any recipe, of one checkpoint, or a GPT-2 or Llama,
 or an adapter of one, in a folder that Hugging Face's save_pretrained or PEFT
@@ -42,12 +42,16 @@ all of the data.`,
 			if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 				return usageError{fmt.Errorf("--batch, --tokens and --context must be 0 or more, got %d, %d and %d", o.Batch, o.Tokens, o.Context)}
 			}
+			place, err := openModelPlace(from)
+			if err != nil {
+				return usageError{fmt.Errorf("--from: %w", err)}
+			}
 			if cmd.Flags().Changed("step") {
-				if from, err = train.AtStep(from, step); err != nil {
+				if place, err = train.AtStep(cmd.Context(), place, step); err != nil {
 					return err
 				}
 			}
-			r, err := train.Eval(cmd.Context(), from, o, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
+			r, err := train.Eval(cmd.Context(), place, o, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
 			if err != nil {
 				return err
 			}

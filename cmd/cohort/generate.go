@@ -16,7 +16,7 @@ func newGenerateCommand() *cobra.Command {
 	var step int
 	o := train.GenerateOptions{NumTokens: 200, Temperature: 0.8, TopK: 50, Seed: 1}
 	cmd := &cobra.Command{
-		Use:   "generate --from DIR",
+		Use:   "generate --from PLACE",
 		Short: "Continue a prompt with a trained language model",
 		Long: `Continue a prompt with a language model: of a run, of one checkpoint, or a GPT-2 or
 Llama, or an adapter of one, in a folder that Hugging Face's save_pretrained or
@@ -40,17 +40,21 @@ of the file it ignores.`,
 			if !(o.TopP > 0 && o.TopP <= 1) || !(o.RepetitionPenalty > 0) {
 				return usageError{fmt.Errorf("--top-p must be more than 0 and at most 1, and --repetition-penalty more than 0, got %v and %v", o.TopP, o.RepetitionPenalty)}
 			}
+			place, err := openModelPlace(from)
+			if err != nil {
+				return usageError{fmt.Errorf("--from: %w", err)}
+			}
 			if cmd.Flags().Changed("step") {
-				if from, err = train.AtStep(from, step); err != nil {
+				if place, err = train.AtStep(cmd.Context(), place, step); err != nil {
 					return err
 				}
 			}
 			notice := func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) }
-			model, tok, err := train.LoadLM(cmd.Context(), from, notice)
+			model, tok, err := train.LoadLM(cmd.Context(), place, notice)
 			if err != nil {
 				return err
 			}
-			said, err := train.LoadGeneration(cmd.Context(), from, notice)
+			said, err := train.LoadGeneration(cmd.Context(), place, notice)
 			if err != nil {
 				return err
 			}

@@ -21,7 +21,7 @@ import (
 const backgroundFlag = "background"
 
 // proveInChild is a [train.Prover] that proves in a process of its own, beside the rank that
-// calls it.
+// calls it. path is of the checkpoint.
 func proveInChild(ctx context.Context, path string) (c *train.Comparison, err error) {
 	exe, err := os.Executable()
 	if err != nil {

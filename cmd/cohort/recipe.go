@@ -3,18 +3,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/checkpoint/storage/s3"
+	"github.com/cohort-ml/cohort/checkpoint/storage/web"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/launch"
@@ -58,6 +62,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				return usageError{err}
 			}
 		}
+		r.shared.OpenPlace = openModelPlace
 		var err error
 		if r.shared.Storage, err = openPlace(r.shared.SaveTo); err != nil {
 			return usageError{fmt.Errorf("--save-to: %w", err)}
@@ -80,7 +85,9 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", numRanks, ranks(numRanks))
 			}
 		}
-		r.shared.Prover = proveInChild
+		r.shared.Prover = func(ctx context.Context, step int) (*train.Comparison, error) {
+			return proveInChild(ctx, inPlace(cmp.Or(r.shared.SaveTo, r.shared.Out), checkpoint.StepName(step)))
+		}
 		rank := dist.Main(func(ctx context.Context, group *dist.Group) error {
 			return r.run(ctx, group, given, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		})
@@ -110,4 +117,33 @@ func openPlace(arg string) (storage.Storage, error) {
 		return s3.Open(arg)
 	}
 	return nil, fmt.Errorf("%s: checkpoints are saved in directories and at s3://, not at %s://", arg, scheme)
+}
+
+// openModelPlace opens the place of a model or a run that is only read.
+func openModelPlace(arg string) (storage.Storage, error) {
+	switch scheme, _, isAddress := strings.Cut(arg, "://"); {
+	case arg == "":
+		return nil, errors.New("the name of the model is empty")
+	case !isAddress:
+		return storage.Dir(arg), nil
+	case scheme == "s3":
+		return s3.Open(arg)
+	case scheme == "http" || scheme == "https":
+		return web.Open(arg)
+	default: // without the address, which may have a secret
+		return nil, fmt.Errorf("models are read from directories and from s3://, http:// and https://, not from %s://", scheme)
+	}
+}
+
+// inPlace returns the name of a folder in a directory or at an address, which may have
+// parameters.
+func inPlace(arg, folder string) string {
+	address, query, hasQuery := strings.Cut(arg, "?")
+	if !strings.Contains(address, "://") {
+		return filepath.Join(arg, folder)
+	}
+	if hasQuery {
+		query = "?" + query
+	}
+	return strings.TrimSuffix(address, "/") + "/" + folder + query
 }

@@ -330,7 +330,8 @@ func PET(flag string) Var {
 }
 
 // OutsideJob returns an environment, as of os.Environ, without the variables that are declared
-// here: that of a process which is no rank of the job.
+// here: that of a process which is no rank of the job. It keeps what is of the user and not of the
+// job: the GPUs, and the credentials of stores.
 func OutsideJob(environ []string) []string {
 	declared := make(map[string]bool)
 	for _, d := range declarations() {
@@ -338,6 +339,6 @@ func OutsideJob(environ []string) []string {
 	}
 	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
-		return declared[name] && name != string(VisibleGPUs)
+		return declared[name] && name != string(VisibleGPUs) && !strings.HasPrefix(name, "AWS_")
 	})
 }
