@@ -94,7 +94,17 @@ type ddpOptions struct {
 	localBuffers                  bool
 	onStraggler                   func(Straggler)
 	stragglerSaid                 bool // the option was given
+	hook                          Hook // nil for none
+	hookSaid                      bool // an option gave it
 	newReducer                    func(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (reducer, error)
+}
+
+// String names the options that all ranks must have alike.
+func (o *ddpOptions) String() string {
+	if o.hook == nil {
+		return "no option"
+	}
+	return fmt.Sprintf("WithHook(%s)", o.hook)
 }
 
 // WithBucketBytes sets the sizes at which buckets are full. first is that of the
@@ -135,6 +145,9 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
+	if err := o.checkHook(); err != nil {
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
 	d := newDDP(model, group, &o)
 	var err error
 	if d.reducer, err = o.newReducer(ctx, model, group, &o); err != nil {
@@ -163,6 +176,9 @@ func replicate(model any, s *split, opts []DDPOption) (*DDP, error) {
 	}
 	if o.newReducer != nil {
 		return nil, errors.New("WithPyTorch: PyTorch's ranks know no mesh: use NewDDP with it")
+	}
+	if o.hook != nil {
+		return nil, fmt.Errorf("%s: gradients of a mesh are summed over several groups, and a hook knows one: use NewDDP with it", &o)
 	}
 	d := newDDP(model, s.world.group(), &o)
 	d.reducer = layOutBuckets(model, s, &o)

@@ -238,7 +238,7 @@ func TestBucketsAreReducedDuringBackward(t *testing.T) {
 				return fmt.Errorf("the embedding is not in bucket %d", last)
 			}
 			for i, b := range nativeOf(ddp).buckets[:last] {
-				if _, err := b.work.Wait(ctx); err != nil {
+				if err := b.work.wait(ctx); err != nil {
 					return fmt.Errorf("bucket %d does not arrive while backward waits: %w", i, err)
 				}
 			}

@@ -136,6 +136,8 @@
 //	pipeline_step.go    the actions of a schedule; pipeline_wire.go their messages
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
+//	hook.go             hooks that average buckets in place of the all-reduce; hook_compress.go
+//	                    those that send fewer bits, hook_powersgd.go PowerSGD
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
 //	ranks.go            typed collectives over all ranks of a group

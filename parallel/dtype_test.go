@@ -359,7 +359,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 				}
 				for _, b := range nativeOf(ddp).buckets {
 					b.flat.Fill(7)
-					b.work = mesh.AllReduceAsync(ctx, replicateAxis, b.owing...)
+					b.work = allReduced{mesh.AllReduceAsync(ctx, replicateAxis, b.owing...)}
 				}
 				<-looked
 				return nil
@@ -385,7 +385,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 			}
 			for _, b := range nativeOf(ddp).buckets[:nativeOf(ddp).launched] {
 				if late {
-					if _, err := b.work.Wait(ctx); err != nil {
+					if err := b.work.wait(ctx); err != nil {
 						return err
 					}
 					if g := b.params[0].Grad(); g != nil {
@@ -393,9 +393,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 					}
 					continue
 				}
-				select {
-				case <-b.work.Done():
-				default:
+				if !b.work.ended() {
 					return errors.New("a reduction is still under way")
 				}
 			}

@@ -151,7 +151,7 @@ func FullyShard(ctx context.Context, model any, m *mesh.Mesh, opts ...FSDPOption
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	if err := verifySame(ctx, m.World(), model, "fsdp"); err != nil {
+	if err := verifySame(ctx, m.World(), model, "fsdp", ""); err != nil {
 		return nil, err
 	}
 	s, err := newSplit(ctx, m, world, model, plainLays(model, m))

@@ -3,6 +3,7 @@
 package parallel
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -69,13 +70,27 @@ func layoutOf(model any) []Entry {
 	return out
 }
 
-// verifySame returns the same error on every rank when the models differ. by is the strategy,
-// as errors name it.
-func verifySame(ctx context.Context, group *dist.Group, model any, by string) error {
+// OptionsError says that the ranks of a group have not wrapped their models with the same options.
+type OptionsError struct {
+	Rank           int    // the lowest rank that differs from rank 0
+	Have0, HasRank string // the options of both
+
+	by string // the strategy, as the error names it
+}
+
+func (e *OptionsError) Error() string {
+	return fmt.Sprintf("%s: the ranks have different options: rank 0 has %s where rank %d has %s; give the same options on every rank",
+		e.by, e.Have0, e.Rank, e.HasRank)
+}
+
+// verifySame returns the same error on every rank when the models differ, or the options. by is
+// the strategy, as errors name it.
+func verifySame(ctx context.Context, group *dist.Group, model any, by, options string) error {
 	text, err := json.Marshal(layoutOf(model))
 	if err != nil {
 		return fmt.Errorf("%s: describe the model: %w", by, err)
 	}
+	text = append([]byte(options+"\n"), text...)
 	differs, texts, err := firstDifference(ctx, group, text)
 	if err != nil {
 		return fmt.Errorf("%s: compare the models of the ranks: %w", by, err)
@@ -83,11 +98,16 @@ func verifySame(ctx context.Context, group *dist.Group, model any, by string) er
 	if differs < 0 {
 		return nil
 	}
-	theirs := make([][]Entry, 2)
+	theirs, said := make([][]Entry, 2), make([]string, 2)
 	for i, rank := range []int{0, differs} {
-		if err := json.Unmarshal(texts[i], &theirs[i]); err != nil {
-			return fmt.Errorf("%s: rank %d described its model as %q: %w", by, rank, texts[i], err)
+		first, rest, _ := bytes.Cut(texts[i], []byte("\n"))
+		said[i] = string(first)
+		if err := json.Unmarshal(rest, &theirs[i]); err != nil {
+			return fmt.Errorf("%s: rank %d described its model as %q: %w", by, rank, rest, err)
 		}
+	}
+	if said[0] != said[1] {
+		return &OptionsError{Rank: differs, Have0: said[0], HasRank: said[1], by: by}
 	}
 	e := &MismatchError{Rank: differs, by: by}
 	for i := 0; ; i++ {

@@ -175,6 +175,10 @@ var untyped = map[string]string{
 	"sumLoss":         "the loss that is reported: the pass is over, and has no types any more",
 	"expertLoad":      "how often each expert was chosen, which has no gradient",
 	"ReduceStats":     "statistics of a batch norm, which adds them up itself",
+	"Average":         "a hook's buckets, whose mean TestHooksAsPyTorch compares",
+	"sumLeft":         "a hook's matrices, as Average",
+	"sumRight":        "a hook's matrices, as Average",
+	"countUses":       "how many ranks have used each parameter: only zero counts",
 	"balanceExperts":  "how often each expert was chosen, which is compared with the mean of all: a factor changes nothing",
 }
 

@@ -24,10 +24,30 @@ type bucket struct {
 	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
 	unused  []int            // the parameters that this rank has none of in the present pass
 	missing int              // gradients that have not come yet
-	work    *mesh.Pending
+	work    reduction
 	owing   []mesh.Tensor // flat, of which each rank holds a part of the sum
 	reduced bool          // what it holds is the same on every rank
+	hooked  *GradBucket   // what a hook gets; nil without one
 }
+
+// reduction is the averaging of a bucket, under way.
+type reduction interface {
+	wait(ctx context.Context) error
+	ended() bool // nothing writes to the bucket any more
+}
+
+// allReduced is a reduction by an all-reduce of the whole bucket.
+type allReduced struct{ *mesh.Pending }
+
+func (s allReduced) wait(ctx context.Context) error {
+	sums, err := s.Wait(ctx)
+	if err == nil {
+		err = sums[0].Expect(mesh.Replicate())
+	}
+	return err
+}
+
+func (s allReduced) ended() bool { return s.Ended() }
 
 // nativeReducer averages gradients in buckets that the backward pass writes right
 // into.
@@ -35,9 +55,11 @@ type nativeReducer struct {
 	split    *split
 	buckets  []*bucket
 	bucketOf map[*nn.Parameter]*bucket
-	shared   []*bufferSync // nil when buffers are left alone
-	rows     []*rowSync    // of the parameters that have no bucket
-	unused   []string      // parameters of which no rank had a gradient in the last reduction
+	shared   []*bufferSync  // nil when buffers are left alone
+	rows     []*rowSync     // of the parameters that have no bucket
+	unused   []string       // parameters of which no rank had a gradient in the last reduction
+	hooks    *hooks         // average the buckets; nil for sums of gradients that are divided already
+	counts   *tensor.Tensor // beside hooks: the used of all buckets, back to back
 
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
@@ -54,7 +76,7 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err := checkParams(model); err != nil {
 		return nil, fmt.Errorf("ddp: %w", err)
 	}
-	if err := verifySame(ctx, group, model, "ddp"); err != nil {
+	if err := verifySame(ctx, group, model, "ddp", o.String()); err != nil {
 		return nil, besidePyTorch(err)
 	}
 	all, err := newRanks(ctx, group, replicateAxis)
@@ -68,7 +90,14 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err != nil {
 		return nil, besidePyTorch(fmt.Errorf("ddp: %w", err))
 	}
-	return layOutBuckets(model, s, o), nil
+	r := layOutBuckets(model, s, o)
+	if o.hook == nil {
+		return r, nil
+	}
+	if r.hooks, err = newHooks(ctx, group, o.hook); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // layOutBuckets makes the buckets of a model that all ranks have alike.
@@ -92,6 +121,9 @@ func layOutBuckets(model any, s *split, o *ddpOptions) *nativeReducer {
 		}
 	}
 	r.rows = s.rows("ddp", sparse)
+	for _, rows := range r.rows {
+		rows.whole = o.hook != nil
+	}
 	slices.Reverse(trained)
 	rest := o.bucketBytes
 	if !o.bucketsSaid {
@@ -117,7 +149,26 @@ func layOutBuckets(model any, s *split, o *ddpOptions) *nativeReducer {
 		trained = others
 	}
 	r.inOrder()
+	if o.hook != nil {
+		r.countApart()
+	}
 	return r
+}
+
+// countApart has the buckets hold gradients alone, as hooks get them.
+func (r *nativeReducer) countApart() {
+	total := 0
+	for _, b := range r.buckets {
+		total += len(b.params)
+	}
+	r.counts = tensor.New(tensor.CPU(), tensor.Float32, total)
+	at := 0
+	for i, b := range r.buckets {
+		b.used = r.counts.Narrow(0, at, len(b.params))
+		at += len(b.params)
+		b.hooked = &GradBucket{Index: i, Grads: b.views, Params: b.params, IsLast: i == len(r.buckets)-1,
+			Buffer: b.flat.Narrow(0, 0, b.flat.NumElems()-len(b.params))}
+	}
 }
 
 // inOrder puts the buckets of different ranks into the order in which they are full, about: that
@@ -192,7 +243,11 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 		return nil
 	}
 	// The average is a sum of gradients that are small from the start.
-	c.Tape().ScaleGrads(1 / float64(r.split.numSamplers()))
+	scale := 1 / float64(r.split.numSamplers())
+	if r.hooks != nil {
+		scale = 1 // hooks divide
+	}
+	c.Tape().ScaleGrads(scale)
 	r.checkTypes(c.Tape())
 	if !sync {
 		return nil
@@ -217,6 +272,9 @@ func (r *nativeReducer) begin(sync bool) error {
 		}
 	}
 	r.reducing, r.launched = sync, 0
+	if r.hooks != nil {
+		r.hooks.last = nil
+	}
 	for _, b := range r.buckets {
 		b.missing, b.unused = len(b.params), b.unused[:0]
 		if !b.reduced {
@@ -226,7 +284,7 @@ func (r *nativeReducer) begin(sync bool) error {
 		// in the next sum, each brings its share.
 		b.reduced = false
 		for i, p := range b.params {
-			if p.Grad() != nil {
+			if p.Grad() != nil && r.hooks == nil {
 				b.views[i].Scale(1 / float64(b.ranks.group().Size()))
 			}
 		}
@@ -269,7 +327,11 @@ func (r *nativeReducer) launch(ctx context.Context) {
 		for _, i := range b.unused {
 			b.used.Narrow(0, i, 1).Fill(0)
 		}
-		b.work = mesh.AllReduceAsync(ctx, b.ranks.axis, b.owing...)
+		if r.hooks != nil {
+			b.work = r.hooks.average(ctx, b.hooked)
+		} else {
+			b.work = allReduced{mesh.AllReduceAsync(ctx, b.ranks.axis, b.owing...)}
+		}
 		r.launched++
 	}
 }
@@ -294,6 +356,10 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 		b.missing = 0
 	}
 	r.launch(ctx)
+	var counted *hooked
+	if r.hooks != nil {
+		counted = r.hooks.countUses(ctx, r.counts)
+	}
 	var first error
 	for _, rows := range r.rows {
 		if first == nil {
@@ -303,15 +369,16 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	wait := context.WithoutCancel(ctx)
 	for i, b := range r.buckets {
-		sums, err := b.work.Wait(wait)
-		if err == nil {
-			err = sums[0].Expect(mesh.Replicate())
-		}
-		if err != nil && first == nil {
+		if err := b.work.wait(wait); err != nil && first == nil {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
 				i, len(r.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
 		}
 		b.reduced = true
+	}
+	if counted != nil && first == nil {
+		if err := counted.wait(wait); err != nil {
+			first = fmt.Errorf("ddp: count the ranks that have used each parameter: %w", err)
+		}
 	}
 	r.reducing = first != nil
 	if first != nil {
@@ -368,8 +435,8 @@ func (r *nativeReducer) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), r.grace)
 	defer cancel()
 	for _, b := range r.buckets[:r.launched] {
-		_, _ = b.work.Wait(ctx) // the pass has an error
-		if b.work.Ended() {
+		_ = b.work.wait(ctx) // the pass has an error
+		if b.work.ended() {
 			continue
 		}
 		for i, p := range b.params { // the bucket keeps its memory to itself

@@ -100,7 +100,7 @@ func (p *Parallel) setUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := verifySame(ctx, p.mesh.World(), p.Model, "parallelize"); err != nil {
+	if err := verifySame(ctx, p.mesh.World(), p.Model, "parallelize", ""); err != nil {
 		return err
 	}
 	var world ranks

@@ -317,7 +317,11 @@ func (d *DDP) forecast() forecast {
 		f.extra += sizeOf(s.flat.Shape(), s.flat.DType())
 		f.calls = append(f.calls, broadcastOf(d.group, s))
 	}
+	f.countHooks(r)
 	for _, b := range r.buckets {
+		if r.hooks != nil {
+			break
+		}
 		flat := b.flat
 		f.extra += int64(len(b.params)) * int64(flat.DType().Size()) // used
 		f.calls = append(f.calls, plannedCall{b.ranks.group(), operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, b.ranks.group().LocalSize() > 1})
@@ -326,6 +330,28 @@ func (d *DDP) forecast() forecast {
 		f.noSent = fmt.Errorf("predict: %s is sparse, so the bytes that are sent depend on the rows that a batch uses", r.rows[0].sparse[0].Name())
 	}
 	return f
+}
+
+// countHooks adds what the hook of a DDP sends, and keeps.
+func (f *forecast) countHooks(r *nativeReducer) {
+	if r.hooks == nil {
+		return
+	}
+	g := r.hooks.group
+	add := func(t *tensor.Tensor, d tensor.DType, shared bool) {
+		call := operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(d), Count: t.NumElems()}
+		f.calls = append(f.calls, plannedCall{g, call, shared})
+	}
+	h, compresses := r.hooks.hook.(*compressHook)
+	if !compresses {
+		f.noSent = fmt.Errorf("predict: the hook %s decides what is sent", r.hooks.hook)
+		return
+	}
+	for _, b := range r.buckets {
+		add(b.hooked.Buffer, h.dtype, g.LocalSize() > 1)
+		f.extra += sizeOf(b.hooked.Buffer.Shape(), h.dtype)
+	}
+	add(r.counts, r.counts.DType(), false)
 }
 
 // forecast is that of the engine, with the parts stepping in on tensor.Meta.

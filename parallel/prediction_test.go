@@ -86,6 +86,9 @@ var predictedStrategies = map[string]struct {
 	"ddp": {[]int{1, 2, 3, 4}, func(ctx context.Context, model any, g *dist.Group) (Strategy, error) {
 		return NewDDP(ctx, model, g, small)
 	}},
+	"ddp, bf16": {[]int{1, 2, 3, 4}, func(ctx context.Context, model any, g *dist.Group) (Strategy, error) {
+		return NewDDP(ctx, model, g, small, WithHook(BF16Hook()))
+	}},
 	"fsdp":         {[]int{1, 2, 3, 4, 64}, fullyShardOver([]mesh.Axis{{Name: shardAxis}})},
 	"fsdp, kept":   {[]int{3}, fullyShardOver([]mesh.Axis{{Name: shardAxis}}, WithReshard(Never))},
 	"fsdp, groups": {[]int{4, 6}, fullyShardOver([]mesh.Axis{{Name: shardAxis}}, WithReshard(WithinGroupsOf(2)))},

@@ -18,6 +18,7 @@ type rowSync struct {
 	by      string // the strategy, as errors name it
 	ranks   ranks
 	sparse  []*nn.Parameter `name:"-"`
+	whole   bool            // gradients are not divided by the ranks before they are summed
 	reduced bool            // the rows are the same on every rank
 }
 
@@ -29,7 +30,7 @@ func (r *rowSync) begin() error {
 		}
 		// As with buckets, averages that nobody has dropped are added to, and each
 		// rank brings its share of them.
-		if g := p.RowGrad(); g != nil && r.reduced {
+		if g := p.RowGrad(); g != nil && r.reduced && !r.whole {
 			g.Rows.Scale(1 / float64(r.ranks.group().Size()))
 		}
 	}
@@ -108,6 +109,9 @@ func (r *rowSync) sumOf(ctx context.Context, p *nn.Parameter, counts []int) erro
 		}
 	}
 	sum := tensor.SumRowGrads(parts...)
+	if r.whole {
+		sum.Rows.Scale(1 / float64(len(counts)))
+	}
 	dev := p.Data().Device()
 	p.SetRowGrad(&tensor.RowGrad{IDs: sum.IDs.ToDevice(dev), Rows: sum.Rows.ToDevice(dev), NumRows: numRows})
 	return nil

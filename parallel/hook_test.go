@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+//go:embed testdata/hooks_2.15.json
+var hooksGolden []byte
+
+// hookCase is what testdata/hooks.py has written of a case.
+type hookCase struct {
+	Hook    string
+	Ranks   int
+	Bucket  int
+	Rank    int
+	Least   float64
+	Seed    int64
+	Epsilon float64
+	// Feedback and Warm are nil for true.
+	Feedback, Warm *bool
+
+	Losses  []float64
+	Weights string
+}
+
+// pattern is the function of that name in hooks.py.
+func pattern(at int, shape ...int) *tensor.Tensor {
+	data := make([]float32, numElemsOf(shape))
+	for i := range data {
+		data[i] = float32((i*37+at*101+(i*i)%29)%61-30) / 64
+	}
+	return tensor.FromFloat32(data).Reshape(shape...)
+}
+
+// ownHook is the function own of hooks.py.
+func ownHook(ctx context.Context, group *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+	out := tensor.New(tensor.CPU(), tensor.Float32, b.Buffer.NumElems())
+	out.CopyFrom(b.Buffer)
+	out.WithFloat32s(func(data []float32) {
+		for i, v := range data {
+			if !(math.Abs(float64(v)) > float64(float32(0.01))) {
+				data[i] = 0
+			}
+		}
+	})
+	out.Scale(1 / float64(2*group.Size()))
+	return out, group.AllReduce(ctx, out, dist.Sum)
+}
+
+func (c hookCase) option() DDPOption {
+	switch c.Hook {
+	case "bf16":
+		return WithHook(BF16Hook())
+	case "fp16":
+		return WithHook(FP16Hook())
+	case "own":
+		return WithHook(HookFunc(ownHook))
+	case "powersgd":
+		return WithHook(PowerSGDHook(PowerSGD{Rank: c.Rank, StartStep: 2, MinCompression: c.Least, Seed: c.Seed, Epsilon: c.Epsilon,
+			NoErrorFeedback: c.Feedback != nil && !*c.Feedback, ColdStart: c.Warm != nil && !*c.Warm}))
+	}
+	return func(*ddpOptions) {}
+}
+
+// hookModel is the model of hooks.py.
+func hookModel() *nn.Sequential {
+	b := &nn.Build{Generator: tensor.NewGenerator(0)}
+	m := nn.NewSequential(nn.NewLinear(b, 24, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 6))
+	for i, p := range nn.Parameters(m) {
+		p.Data().CopyFrom(pattern(i, p.Data().Shape()...))
+	}
+	return m
+}
+
+// hookStep runs a pass of step `at` of hooks.py.
+func hookStep(ctx context.Context, m nn.Module, at int) (loss float64, err error) {
+	c := nn.Training(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	delta := c.Call(m, pattern(at, 8, 24)).Sub(pattern(at+7, 8, 6))
+	l := delta.Mul(delta).Mean()
+	if err := l.Backward(ctx); err != nil {
+		return 0, err
+	}
+	return l.Item(), nil
+}
+
+// run does what hooks.py does, and returns the losses and the weights of rank 0.
+func (c hookCase) run(t *testing.T, opts ...DDPOption) (losses []float64, weights []float32) {
+	t.Helper()
+	ranks := max(2, c.Ranks)
+	if c.Bucket > 0 {
+		opts = append(opts, WithBucketBytes(c.Bucket, c.Bucket))
+	}
+	err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+		m := hookModel()
+		d, err := NewDDP(ctx, m, g, append(opts[:len(opts):len(opts)], c.option())...) // hooks have state: each rank has its own
+		if err != nil {
+			return err
+		}
+		opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.05, Momentum: 0.9})
+		for step := range 20 {
+			opt.ZeroGrad()
+			loss, err := hookStep(ctx, d, step*ranks+g.Rank())
+			if err != nil {
+				return err
+			}
+			opt.Step(nil)
+			if g.Rank() == 0 {
+				losses = append(losses, loss)
+			}
+		}
+		if g.Rank() == 0 {
+			for _, p := range nn.Parameters(m) {
+				weights = append(weights, p.Data().Float32s()...)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return losses, weights
+}
+
+// TestHooksAsPyTorch: 20 steps with each hook give what PyTorch's DDP gives with its own.
+func TestHooksAsPyTorch(t *testing.T) {
+	t.Parallel()
+	var golden struct {
+		Version string
+		Cases   map[string]hookCase
+	}
+	if err := json.Unmarshal(hooksGolden, &golden); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range golden.Cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			losses, weights := c.run(t)
+			plain := c
+			plain.Hook = ""
+			_, without := plain.run(t)
+			// A gradient that differs in its last bit may be rounded to another one of few bits.
+			limit := 2e-5
+			switch {
+			case c.Hook == "bf16" || c.Hook == "fp16" && c.Ranks > 2:
+				limit = 5e-4
+			case c.Hook == "fp16":
+				limit = 5e-5
+			}
+			off, apart, lossOff := 0.0, 0.0, 0.0
+			for i, w := range weightsOf(t, c.Weights) {
+				off = max(off, math.Abs(float64(weights[i]-w)))
+				apart = max(apart, math.Abs(float64(without[i]-w)))
+			}
+			for i, l := range c.Losses {
+				lossOff = max(lossOff, math.Abs(losses[i]-l))
+			}
+			t.Logf("weights are off by %.1e, losses by %.1e; without the hook weights would be off by %.1e", off, lossOff, apart)
+			if !(off < limit) || !(lossOff < limit) {
+				t.Errorf("more than %.0e from PyTorch %s", limit, golden.Version)
+			}
+			if c.Hook != "" && c.Ranks == 0 && apart < 2*limit {
+				t.Errorf("the case shows nothing: without the hook the weights are the same")
+			}
+		})
+	}
+}
+
+func weightsOf(t *testing.T, text string) []float32 {
+	t.Helper()
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]float32, len(raw)/4)
+	for i := range out {
+		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	return out
+}
+
+// TestDifferentHooks: every rank hears of it when NewDDP is called.
+func TestDifferentHooks(t *testing.T) {
+	options := []DDPOption{
+		WithHook(BF16Hook()), WithHook(FP16Hook()), WithHook(PowerSGDHook(PowerSGD{})), WithHook(PowerSGDHook(PowerSGD{Rank: 2})),
+		WithHook(HookFunc(ownHook)), func(*ddpOptions) {},
+	}
+	for i, first := range options {
+		second := options[(i+1)%len(options)]
+		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+			_, err := NewDDP(ctx, newToy(0, width), g, []DDPOption{first, second}[g.Rank()])
+			var e *OptionsError
+			if !errors.As(err, &e) || e.Rank != 1 || !strings.Contains(err.Error(), "give the same options") {
+				return fmt.Errorf("rank %d: %v", g.Rank(), err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWrongHooks: what a hook does wrong on one rank is an error of all, which names the rank.
+func TestWrongHooks(t *testing.T) {
+	good := HookFunc(func(ctx context.Context, g *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+		return b.Buffer, g.AllReduce(ctx, b.Buffer, dist.Sum)
+	})
+	for name, c := range map[string]struct {
+		bad  HookFunc
+		says string
+	}{
+		"another shape": {func(ctx context.Context, g *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+			_, err := good(ctx, g, b)
+			return b.Buffer.Narrow(0, 1, b.Buffer.NumElems()-1), err
+		}, "of shape"},
+		"another dtype": {func(ctx context.Context, g *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+			_, err := good(ctx, g, b)
+			return b.Buffer.To(tensor.BFloat16), err
+		}, "bfloat16"},
+		"nothing": {func(ctx context.Context, g *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+			_, err := good(ctx, g, b)
+			return nil, err
+		}, "no tensor"},
+		"an error": {func(context.Context, *dist.Group, *GradBucket) (*tensor.Tensor, error) {
+			return nil, errors.New("no such luck")
+		}, "no such luck"},
+		"a panic": {func(_ context.Context, _ *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+			return b.Buffer.Reshape(3, 2, 1), nil
+		}, "reshape"},
+	} {
+		for _, at := range []int{0, 2} { // the bucket that goes wrong
+			t.Run(fmt.Sprintf("%s in bucket %d", name, at), func(t *testing.T) {
+				t.Parallel()
+				err := spawn(t, 3, func(ctx context.Context, g *dist.Group) error {
+					hook := HookFunc(func(ctx context.Context, own *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+						if g.Rank() == 1 && b.Index == at {
+							return c.bad(ctx, own, b)
+						}
+						return good(ctx, own, b)
+					})
+					d, err := NewDDP(ctx, newToy(0, width), g, small, WithHook(hook))
+					if err != nil {
+						return err
+					}
+					ids, targets := newBatches(g.Rank(), g.Size(), 4).next()
+					_, err = backward(ctx, d, ids, targets)
+					var e *HookError
+					if g.Rank() == 1 && (!errors.As(err, &e) || e.Rank != 1 || e.Bucket != at) {
+						return fmt.Errorf("rank 1 gets %v", err)
+					}
+					if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "rank 1") ||
+						!strings.Contains(err.Error(), fmt.Sprintf("bucket %d", at)) || strings.Contains(err.Error(), "\n") {
+						return fmt.Errorf("rank %d gets %v", g.Rank(), err)
+					}
+					if _, err := backward(ctx, d, ids, targets); !errors.Is(err, errUnfinished) {
+						return fmt.Errorf("the next pass gives %v", err)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
