@@ -246,7 +246,9 @@ func (r *trainer[B]) move(ctx context.Context, mine share) (norm *tensor.Tensor,
 		r.task.Schedule.Apply(r.opt, r.step)
 	}
 	r.vote.spoil(scale)
-	r.opt.Step(scale)
+	if err := parallel.Update(ctx, r.opt, scale); err != nil {
+		return nil, err
+	}
 	for _, dev := range r.devices {
 		if err := tensor.Synchronize(dev); err != nil {
 			return nil, err

@@ -126,6 +126,10 @@ func stateOf(task string, model any, ranks int, c MeshConfig) modelState {
 	if task == "rec" {
 		each = adagradBytes
 	}
+	if c.ZeRO1 {
+		state := each / 2 // of the optimizer
+		each = each - state + (state+ranks-1)/max(1, ranks)
+	}
 	experts := 0
 	for _, m := range nn.Modules(model) {
 		if e, ok := m.(*nn.Experts); ok {

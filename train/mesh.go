@@ -29,12 +29,13 @@ const mostRanks = 1 << 16
 // of the sizes of the axes. Ranks of the axes replicate, fsdp and ep take samples of their
 // own. Ranks that differ only on the axes pp, cp and tp share the work on the same samples.
 type MeshConfig struct {
-	Replicate int `json:"replicate" run:"here" group:"Mesh" usage:"copies of the model, each on --fsdp ranks; 0: what --ranks and the other axes leave, else 1"`
-	FSDP      int `json:"fsdp" run:"here" usage:"ranks among which parameters, gradients and optimizer state are split; 0: what --ranks and the other axes leave if --replicate is given, else 1"`
-	TP        int `json:"tp" run:"here" usage:"ranks that split each layer's matrices (tensor parallelism); 0: 1"`
-	PP        int `json:"pp" run:"here" usage:"ranks that split the layers into stages (pipeline parallelism); 0: 1"`
-	EP        int `json:"ep" run:"here" usage:"ranks that split the experts of a mixture of experts (expert parallelism); 0: 1"`
-	CP        int `json:"cp" run:"here" usage:"ranks that split each sequence (context parallelism); 0: 1"`
+	Replicate int  `json:"replicate" run:"here" group:"Mesh" usage:"copies of the model, each on --fsdp ranks; 0: what --ranks and the other axes leave, else 1"`
+	FSDP      int  `json:"fsdp" run:"here" usage:"ranks among which parameters, gradients and optimizer state are split; 0: what --ranks and the other axes leave if --replicate is given, else 1"`
+	TP        int  `json:"tp" run:"here" usage:"ranks that split each layer's matrices (tensor parallelism); 0: 1"`
+	PP        int  `json:"pp" run:"here" usage:"ranks that split the layers into stages (pipeline parallelism); 0: 1"`
+	EP        int  `json:"ep" run:"here" usage:"ranks that split the experts of a mixture of experts (expert parallelism); 0: 1"`
+	CP        int  `json:"cp" run:"here" usage:"ranks that split each sequence (context parallelism); 0: 1"`
+	ZeRO1     bool `json:"zero1" run:"here" usage:"replicas divide the state of the optimizer among them (ZeRO stage 1), and the work of its updates"`
 }
 
 // size returns where the size of an axis stands.
@@ -71,6 +72,17 @@ func (c MeshConfig) onlyData(task, model string) error {
 	if name := c.composed(); name != "" {
 		return fmt.Errorf("train %s: --%s is %d, and %s is not split over the axis %s: leave --%s out, and use --replicate and --fsdp",
 			task, name, *c.size(name), model, name, name)
+	}
+	return nil
+}
+
+// checkZeRO1 refuses ZeRO1 beside axes that divide the state already.
+func (c MeshConfig) checkZeRO1(task string) error {
+	for _, name := range axisNames {
+		if n := *c.size(name); c.ZeRO1 && name != axisReplicate && n > 1 {
+			return fmt.Errorf("train %s: --zero1 divides the optimizer state of replicas of the whole model, and --%s is %d: leave one of them out; --fsdp divides the state too",
+				task, name, n)
+		}
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (r *trainer[B]) expectProof(ctx context.Context) error {
 // made says how this rank computes.
 func (r *trainer[B]) made() proof.Made {
 	return proof.Made{
-		Task: r.task.Name, Ranks: r.axes.World.Size(), Strategy: r.model.String(), Threads: tensor.NumThreads(),
+		Task: r.task.Name, Ranks: r.axes.World.Size(), Strategy: r.strategy(), Threads: tensor.NumThreads(),
 		Kernels: instructions(), Wire: r.axes.World.Transport(), DType: r.o.DType,
 	}
 }

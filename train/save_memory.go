@@ -32,7 +32,11 @@ func copyBytes(parts []checkpoint.Part, ranks int) (n int64) {
 func (r *trainer[B]) canCopy(ctx context.Context) (bool, error) {
 	group := r.axes.World
 	weights := copyBytes(r.weightParts(), group.Size())
-	need := copyBytes(r.optimizerParts(), group.Size()) + weights
+	holders := group.Size() // of each part of the optimizer's state
+	if _, ok := r.opt.(divided); ok {
+		holders = 1
+	}
+	need := copyBytes(r.optimizerParts(), holders) + weights
 	if r.o.Best {
 		need += weights
 	}

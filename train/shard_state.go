@@ -109,13 +109,26 @@ func StateOf(model parallel.Strategy, opt optim.Optimizer) checkpoint.State {
 	}}
 }
 
+// divided is an optimizer whose state is divided among the ranks of a mesh of one axis: a rank has
+// the whole state of some parameters. *parallel.ZeroRedundancyOptimizer is one.
+type divided interface {
+	optim.Optimizer
+	Mesh() *mesh.Mesh
+	Holds(p *nn.Parameter) bool
+}
+
 // OptimizerParts returns what this rank holds of the state of a model's optimizer. A
-// state lies as its parameter does, and counts of updates are whole.
+// state lies as its parameter does, and counts of updates are whole. The state that another rank
+// holds (parallel.ZeroRedundancyOptimizer) is away.
 func OptimizerParts(model parallel.Strategy, opt optim.Optimizer) []checkpoint.Part {
 	params, at := residences(model)
 	of := make(map[string]residence)
+	z, isDivided := opt.(divided)
 	for i, p := range params {
-		of[p.Name()] = at[i]
+		if of[p.Name()] = at[i]; isDivided {
+			whole := mesh.Layout{Shape: p.Data().Shape()}
+			of[p.Name()] = residence{Layout: onAllAxes(whole, z.Mesh()), away: !z.Holds(p), frozen: p.Frozen}
+		}
 	}
 	var parts []checkpoint.Part
 	for _, t := range opt.State() {

@@ -77,6 +77,9 @@ func (c SharedConfig) validate(task string) error {
 	}); err != nil {
 		return err
 	}
+	if err := c.checkZeRO1(task); err != nil {
+		return err
+	}
 	if err := checkPolicies(task, c.DType, c.NaN); err != nil {
 		return err
 	}
@@ -102,7 +105,7 @@ func (c SharedConfig) validate(task string) error {
 func (c SharedConfig) options(from *SavedRun) Options {
 	o := Options{
 		Out: c.Out, From: from, sought: true, Batch: c.size().total(), Accumulate: c.Accumulate,
-		DType: c.DType, Clip: c.Clip, NaN: c.NaN, Seed: c.Seed,
+		DType: c.DType, Clip: c.Clip, ZeRO1: c.ZeRO1, NaN: c.NaN, Seed: c.Seed,
 		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, Unproved: c.Unproved,
 	}
 	if c.Prove {

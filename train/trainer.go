@@ -171,8 +171,8 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		return err
 	}
 	r.sharded = isSharded(r.model)
-	if r.opt = r.task.Optimizer(params); r.opt == nil {
-		return settled(r.errorf("Task.Optimizer returned nil, want an optimizer of the parameters"))
+	if err := r.makeOptimizer(ctx, params); err != nil {
+		return settled(err)
 	}
 	if p := r.task.Plateau; p != nil {
 		r.plateau = optim.ReduceLROnPlateau(r.opt, *p)
@@ -199,6 +199,27 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		}
 	}
 	r.standing.Batch = r.o.Batch
+	return nil
+}
+
+// makeOptimizer makes the optimizer, and divides its state among the ranks if the options say so.
+func (r *trainer[B]) makeOptimizer(ctx context.Context, params []*nn.Parameter) error {
+	if !r.o.ZeRO1 {
+		if r.opt = r.task.Optimizer(params); r.opt == nil {
+			return r.errorf("Task.Optimizer returned nil, want an optimizer of the parameters")
+		}
+		return nil
+	}
+	switch r.model.(type) {
+	case *parallel.DDP, *parallel.Single:
+	default:
+		return r.errorf("ZeRO1 divides the optimizer state of replicas, and the model is spread as %v: leave ZeRO1 (--zero1) out; fsdp divides the state too", r.model)
+	}
+	z, err := parallel.NewZeroRedundancyOptimizer(ctx, r.axes.World, params, r.task.Optimizer)
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	r.opt = z
 	return nil
 }
 
@@ -270,12 +291,20 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 	s := Start{
 		About: r.task.About, DType: r.o.DType, NumParams: r.numParams,
 		Ranks: r.axes.World.Size(), Threads: tensor.NumThreads(), Transport: r.axes.World.Transport(), Interface: r.axes.World.Interface(),
-		Strategy: r.model.String(), Sharding: r.sharding(), Memory: r.memory(), FirstStep: r.step, Steps: r.o.Steps,
+		Strategy: r.strategy(), Sharding: r.sharding(), Memory: r.memory(), FirstStep: r.step, Steps: r.o.Steps,
 	}
 	if saved != nil {
 		s.Resumed = saved.Checkpoint.Path
 	}
 	return s
+}
+
+// strategy says how the model and the state of its optimizer are spread.
+func (r *trainer[B]) strategy() string {
+	if z, ok := r.opt.(fmt.Stringer); ok {
+		return fmt.Sprintf("%v, %v", r.model, z)
+	}
+	return r.model.String()
 }
 
 // finish says what there is, and where.
