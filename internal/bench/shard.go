@@ -45,7 +45,7 @@ func ShardStrategies() []string {
 }
 
 // namedStrategies are those that are no mesh.
-func namedStrategies() []string { return []string{"single", "ddp", "fsdp", "hsdp"} }
+func namedStrategies() []string { return []string{"single", "ddp", "zero1", "fsdp", "hsdp"} }
 
 // Validate reports the first option that makes no sense.
 func (o ShardOptions) Validate() error {
@@ -156,7 +156,9 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	if err != nil {
 		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
-	w.begin()
+	if err := w.beginOn(ctx, group, o.Strategy == "zero1"); err != nil {
+		return Result{}, fmt.Errorf("bench shard: %w", err)
+	}
 	predicted := parallel.Predict(ctx, strategy, parallel.PredictOptions{
 		Optimizer: w.optimizer, Autocast: w.autocast, BatchBytes: bytesOf(w.x) + bytesOf(w.y), Microbatches: len(parts),
 		Loss: func(c *nn.Ctx, forward any) *tensor.Tensor { return w.lossOf(c, forward, parts[0].x, parts[0].y) },
@@ -208,7 +210,7 @@ func newStrategy(ctx context.Context, model any, group *dist.Group, name string,
 	switch name {
 	case "single":
 		return parallel.NewSingle(model)
-	case "ddp":
+	case "ddp", "zero1":
 		return parallel.NewDDP(ctx, model, group)
 	case "fsdp":
 		axes = []mesh.Axis{{Name: "fsdp"}}
@@ -222,6 +224,19 @@ func newStrategy(ctx context.Context, model any, group *dist.Group, name string,
 		return nil, err
 	}
 	return parallel.FullyShard(ctx, model, m)
+}
+
+// beginOn makes the optimizer, whose state the ranks may divide.
+func (w *workload) beginOn(ctx context.Context, group *dist.Group, divide bool) error {
+	if !divide {
+		w.begin()
+		return nil
+	}
+	z, err := parallel.NewZeroRedundancyOptimizer(ctx, group, nn.Parameters(w.model), w.optimize)
+	if err == nil {
+		w.optimizer = z
+	}
+	return err
 }
 
 // sharded is what steps of a rank took.
@@ -297,7 +312,9 @@ func (w *workload) step(ctx context.Context, strategy parallel.Strategy, parts [
 	if err != nil {
 		return err
 	}
-	w.optimizer.Step(nil)
+	if err := parallel.Update(ctx, w.optimizer, nil); err != nil {
+		return err
+	}
 	loss.Item() // which waits for the device
 	return nil
 }

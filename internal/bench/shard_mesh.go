@@ -25,6 +25,7 @@ type strategyMesh struct {
 	sizes    map[string]int // by axis; 0 is what the others leave
 	order    []string       // the axes as they are written
 	schedule string         // of the axis pp
+	updaters int            // replicas that divide the update; 0 where each does all of it
 }
 
 // parseMesh reads a strategy.
@@ -96,6 +97,8 @@ func meshOf(strategy string, numRanks int) (m *strategyMesh, err error) {
 	switch strategy {
 	case "single", "ddp":
 		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}}, nil
+	case "zero1":
+		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}, updaters: numRanks}, nil
 	case "hsdp":
 		shards := min(2, numRanks)
 		return &strategyMesh{sizes: map[string]int{"replicate": numRanks / shards, "fsdp": shards}}, nil

@@ -67,7 +67,7 @@ func (w *workload) timePass(ctx context.Context, model nn.Module, part samples) 
 // play its schedule. Ranks that hold parts of the parameters divide the update.
 func (m *strategyMesh) predictStep(t passTimes, numPasses int) (step time.Duration, bubble float64, err error) {
 	sharing := time.Duration(m.size("tp") * m.size("cp"))
-	update := t.update / time.Duration(m.size("pp")*m.size("fsdp")*m.size("tp"))
+	update := t.update / time.Duration(m.size("pp")*m.size("fsdp")*m.size("tp")*max(1, m.updaters))
 	if m.size("pp") == 1 {
 		return time.Duration(numPasses)*(t.forward+t.backward)/sharing + update, 0, nil
 	}

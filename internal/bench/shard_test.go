@@ -16,6 +16,7 @@ func TestShard(t *testing.T) {
 	for _, o := range []ShardOptions{
 		{Model: "mlp", Strategy: "single", DType: "float32", Batch: 2, Steps: 1},
 		{Model: "gpt", Strategy: "ddp", DType: "float32", Batch: 1, Steps: 1},
+		{Model: "gpt", Strategy: "zero1", DType: "float32", Batch: 1, Steps: 1},
 		{Model: "llama", Strategy: "fsdp", DType: "bfloat16", Batch: 1, Steps: 1},
 		{Model: "mlp", Strategy: "hsdp", DType: "float32", Batch: 2, Steps: 1},
 		{Model: "moe", Strategy: "ddp", DType: "float32", Batch: 2, Microbatches: 2, Steps: 1},
@@ -63,7 +64,7 @@ func TestShard(t *testing.T) {
 		"the model gpt has no experts for the axis ep: take moe":                    {Model: "gpt", Strategy: "fsdp2.ep2", DType: "float32", Steps: 1},
 		"the model mlp has no sequence for the axis cp: take gpt":                   {Model: "mlp", Strategy: "cp", DType: "float32", Steps: 1},
 		"the model mlp has no plan of tensor parallelism for the axis tp: take gpt": {Model: "mlp", Strategy: "tp", DType: "float32", Steps: 1},
-		`no strategy "zero"`: {Model: "gpt", Strategy: "zero", DType: "float32", Steps: 1},
+		`no strategy "zeus"`: {Model: "gpt", Strategy: "zeus", DType: "float32", Steps: 1},
 		`no dtype "int8"`:    {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
 		"0 steps":            {Model: "gpt", Strategy: "ddp", DType: "float32"},
 	} {
