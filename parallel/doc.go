@@ -97,6 +97,13 @@
 // or tp share the work on the same samples. [Parallel.Step] runs the passes of a step, and gives
 // all of them one loss.
 //
+// # Islands
+//
+// A [DiLoCo] trains on islands that a slow link joins. Each island is a job of its own, which trains
+// by a Single, a DDP or an FSDP. Every so many steps it exchanges how far it has come with the other
+// islands, through a store: no group has members on two islands, so a lost island stops no other.
+// Package islands says who takes part in an exchange.
+//
 // # Where a new strategy goes
 //
 // Each strategy is a type in a file of its own, beside single.go, ddp.go and fully_shard.go; none
@@ -134,6 +141,9 @@
 //	pipeline_plan.go    a dry run: the calls of each stage, and the values that cross
 //	pipeline_stage.go   a pass over the model on a rank that has some of the stages
 //	pipeline_step.go    the actions of a schedule; pipeline_wire.go their messages
+//	diloco.go           DiLoCo: islands that exchange what they have learned now and then;
+//	                    diloco_exchange.go when, outer_fragment.go the outer optimizer,
+//	                    outer_gradient.go what travels
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	hook.go             hooks that average buckets in place of the all-reduce; hook_compress.go

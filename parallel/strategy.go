@@ -88,6 +88,7 @@ var (
 	_ Strategy = (*DDP)(nil)
 	_ Strategy = (*FSDP)(nil)
 	_ Strategy = (*Parallel)(nil)
+	_ Strategy = (*DiLoCo)(nil)
 
 	_ nn.Interceptor = (*FSDP)(nil)
 )

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package islands
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// chunkBytes is the most that one message of a payload has: other messages on the connection wait
+// as long as it takes.
+const chunkBytes = 1 << 20
+
+// mostPayload bounds what is read of a payload.
+const mostPayload = 1 << 38
+
+// Round is an exchange that has been decided.
+type Round struct {
+	Number   int
+	Members  []int    // the islands that take part, in order
+	Payloads [][]byte // of this part, by member
+	// Give is not "" if this island is to give its state as it is after this exchange, by
+	// [Island.GiveState].
+	Give string
+}
+
+// post is what stands beside a payload.
+type post struct {
+	Size   int
+	Digest uint32 // of what the islands have alike
+}
+
+// member is an island in an exchange. An island that was started again may have posted before: what
+// it has posted since its last birth counts.
+type member struct {
+	Island int
+	Birth  int64
+}
+
+// list is what has been decided of an exchange.
+type list struct {
+	Members []member
+	State   string `json:",omitempty"` // what an island has asked for
+	By      int    `json:",omitempty"` // who gives it
+}
+
+// data and posted return the keys of what a part of an island posts.
+func (i *Island) data(n int, m member, part int) string {
+	return i.key("data", n, m.Island, m.Birth, part)
+}
+
+func (i *Island) beside(n int, m member, part int) string {
+	return i.key("post", n, m.Island, m.Birth, part)
+}
+
+// me is this island.
+func (i *Island) me() member { return member{i.c.Island, i.birth} }
+
+// Exchange posts a payload and returns those of all members. digest is of what all islands have
+// alike before the exchange. If another island has another digest, that is an error on both.
+//
+// A round in whose list this island is missing was decided without it, because it came late: it
+// takes what the others have exchanged.
+func (i *Island) Exchange(ctx context.Context, n int, payload []byte, digest uint32) (*Round, error) {
+	fail := func(doing string, err error) (*Round, error) {
+		return nil, i.errorf("exchange %d: %s: %w", n, doing, err)
+	}
+	if err := i.put(ctx, i.data(n, i.me(), i.c.Part), i.beside(n, i.me(), i.c.Part), payload, digest); err != nil {
+		return fail("post", err)
+	}
+	if i.watch != nil {
+		i.watch.posted(n)
+	}
+	forgotten := make(chan error, 1) // meanwhile
+	go func() { forgotten <- i.forget(ctx, n-i.c.Keep) }()
+	l, err := i.decided(ctx, n)
+	old := <-forgotten
+	switch {
+	case err != nil:
+		return fail("wait for the others", err)
+	case old != nil:
+		return fail("delete what is old", old)
+	}
+	r, err := i.read(ctx, n, l, payload, digest)
+	if err != nil {
+		return fail("read what the others have posted", err)
+	}
+	return r, nil
+}
+
+// put writes a payload, and what stands beside it once it is there.
+func (i *Island) put(ctx context.Context, data, beside string, payload []byte, digest uint32) error {
+	text, err := json.Marshal(post{len(payload), digest})
+	if err != nil {
+		return err
+	}
+	chunk := 0
+	for ; len(payload) > chunkBytes; chunk++ {
+		if err := i.store.Set(ctx, i.key(data, chunk), payload[:chunkBytes]); err != nil {
+			return err
+		}
+		i.sent.Add(chunkBytes)
+		payload = payload[chunkBytes:]
+	}
+	i.sent.Add(int64(len(payload)))
+	return i.store.MultiSet(ctx, []string{i.key(data, chunk), beside}, [][]byte{payload, text})
+}
+
+// get reads what put has written, waiting until it is there.
+func (i *Island) get(ctx context.Context, data, beside string) (payload []byte, digest uint32, err error) {
+	both, err := i.store.MultiGet(ctx, beside, i.key(data, 0))
+	if err != nil {
+		return nil, 0, err
+	}
+	var p post
+	if err := json.Unmarshal(both[0], &p); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", beside, err)
+	}
+	if p.Size < 0 || p.Size > mostPayload {
+		return nil, 0, fmt.Errorf("%s says that there are %d bytes", beside, p.Size)
+	}
+	payload = both[1]
+	for chunk := 1; len(payload) < p.Size; chunk++ {
+		more, err := i.store.Get(ctx, i.key(data, chunk))
+		if err != nil {
+			return nil, 0, err
+		}
+		if len(more) == 0 {
+			break
+		}
+		payload = append(payload, more...)
+	}
+	i.received.Add(int64(len(payload)))
+	if len(payload) != p.Size {
+		return nil, 0, fmt.Errorf("%s has %d bytes, and says that there are %d", data, len(payload), p.Size)
+	}
+	return payload, p.Digest, nil
+}
+
+// decided returns the list of the members of an exchange, which part 0 of an island makes.
+func (i *Island) decided(ctx context.Context, n int) (l list, err error) {
+	key := i.key("round", n, "list")
+	var text []byte
+	if i.watch == nil {
+		if text, err = i.store.Get(ctx, key); err != nil {
+			return l, err
+		}
+	} else {
+		members, err := i.posted(ctx, n)
+		if err != nil {
+			return l, err
+		}
+		l.Members = members
+		if want := i.watch.wanted(); want != "" && want != i.given {
+			l.State, l.By = want, members[0].Island
+		}
+		mine, err := json.Marshal(l)
+		if err != nil {
+			return l, err
+		}
+		if text, _, err = i.store.CompareAndSet(ctx, key, nil, mine); err != nil {
+			return l, err
+		}
+	}
+	if l, err = i.parse(text, n); err != nil {
+		return l, err
+	}
+	if l.State != "" {
+		i.given = l.State
+	}
+	if i.watch != nil {
+		i.watch.partake(l.Members)
+	}
+	return l, nil
+}
+
+func (i *Island) parse(text []byte, n int) (l list, err error) {
+	l = list{}
+	if err := json.Unmarshal(text, &l); err != nil {
+		return l, fmt.Errorf("the list of exchange %d: %w", n, err)
+	}
+	last := -1
+	for _, m := range l.Members {
+		if m.Island <= last || m.Island >= i.c.Islands {
+			last = -1
+			break
+		}
+		last = m.Island
+	}
+	if last < 0 {
+		return l, fmt.Errorf("the list of exchange %d has the members %v, and there are %d islands", n, l.Members, i.c.Islands)
+	}
+	return l, nil
+}
+
+// posted waits until all islands that take part have posted, and returns those that have.
+func (i *Island) posted(ctx context.Context, n int) ([]member, error) {
+	begun := time.Now()
+	var late []member
+	for {
+		who := i.watch.expected()
+		var keys []string
+		for _, m := range who {
+			for part := range i.c.Parts {
+				keys = append(keys, i.beside(n, m, part))
+			}
+		}
+		for part := 1; part < i.c.Parts; part++ {
+			keys = append(keys, i.beside(n, i.me(), part))
+		}
+		if i.wait(ctx, keys) {
+			break
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if time.Since(begun) > i.c.Patience {
+			late = who
+			break
+		}
+		// Others may have decided: they know of a birth or a death that this island has not seen.
+		if decided, err := i.store.NumKeys(ctx, i.key("round", n)+"/"); err != nil {
+			return nil, err
+		} else if decided > 0 {
+			break
+		}
+	}
+	members, err := i.present(ctx, n)
+	if err == nil && !slices.Contains(members, i.me()) {
+		err = fmt.Errorf("not all %d parts of this island have posted within %v: is one of its ranks slow?", i.c.Parts, i.c.Patience)
+	}
+	i.late = nil
+	for _, m := range late {
+		if !slices.Contains(members, m) {
+			i.late = append(i.late, m.Island)
+		}
+	}
+	return members, err
+}
+
+// present returns the islands all of whose parts have posted.
+func (i *Island) present(ctx context.Context, n int) (members []member, err error) {
+	all := i.watch.all()
+	there, errs := make([]int, len(all)), make([]error, len(all))
+	var asked sync.WaitGroup
+	for at, m := range all {
+		asked.Go(func() {
+			there[at], errs[at] = i.store.NumKeys(ctx, i.key("post", n, m.Island, m.Birth)+"/")
+		})
+	}
+	asked.Wait()
+	for at, m := range all {
+		if errs[at] != nil {
+			return nil, errs[at]
+		}
+		if there[at] == i.c.Parts {
+			members = append(members, m)
+		}
+	}
+	return members, nil
+}
+
+// wait waits for keys, for a short time, and reports whether they are there.
+func (i *Island) wait(ctx context.Context, keys []string) bool {
+	if len(keys) == 0 {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.c.Silence/8)
+	defer cancel()
+	return i.store.Wait(ctx, keys...) == nil
+}
+
+// read returns the payloads of the members, at once from all. mine is this island's own, nil if it
+// has to be read as well.
+func (i *Island) read(ctx context.Context, n int, l list, mine []byte, digest uint32) (*Round, error) {
+	r := &Round{Number: n, Payloads: make([][]byte, len(l.Members))}
+	if l.State != "" && l.By == i.c.Island && mine != nil {
+		r.Give = l.State
+	}
+	errs := make([]error, len(l.Members))
+	var all sync.WaitGroup
+	for at, m := range l.Members {
+		r.Members = append(r.Members, m.Island)
+		if m == i.me() && mine != nil {
+			r.Payloads[at] = mine
+			continue
+		}
+		all.Go(func() {
+			payload, has, err := i.get(ctx, i.data(n, m, i.c.Part), i.beside(n, m, i.c.Part))
+			if err == nil && has != digest {
+				err = fmt.Errorf("island %d has other outer parameters than this one: they have taken different exchanges, or begun with different values; end one of them, and start it again from nothing", m.Island)
+			}
+			r.Payloads[at], errs[at] = payload, err
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// forget deletes what this part has posted in an exchange, and part 0 the list.
+func (i *Island) forget(ctx context.Context, n int) error {
+	if n < -2 {
+		return nil
+	}
+	keys := []string{i.beside(n, i.me(), i.c.Part)}
+	chunks, err := i.store.NumKeys(ctx, i.data(n, i.me(), i.c.Part)+"/")
+	if err != nil {
+		return err
+	}
+	for c := range chunks {
+		keys = append(keys, i.key(i.data(n, i.me(), i.c.Part), c))
+	}
+	if i.c.Part == 0 {
+		// Earlier than payloads, so that those of a list are there.
+		keys = append(keys, i.key("round", n+2, "list"))
+	}
+	for _, k := range keys {
+		if _, err := i.store.Delete(ctx, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
