@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/meeting"
+	"github.com/cohort-ml/cohort/dist/internal/mpi"
 	"github.com/cohort-ml/cohort/dist/internal/pytorch"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -20,6 +21,7 @@ import (
 var backends = []backendEntry{
 	{name: "native", devices: []string{hostKind}, start: meeting.Start},
 	{name: "gloo", devices: []string{hostKind}, start: pytorch.Start},
+	{name: "mpi", devices: []string{hostKind}, start: mpi.Start},
 }
 
 // backendEntry is a row of the table of backends.

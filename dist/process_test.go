@@ -31,6 +31,9 @@ import (
 // function of rankMains to run.
 const rankMain = "DIST_TEST_RANK_MAIN"
 
+// rankBackend is the variable that gives the ranks another backend.
+const rankBackend = "DIST_TEST_RANK_BACKEND"
+
 // rankNodes is the variable that gives each rank a node: a letter for each.
 const rankNodes = "DIST_TEST_RANK_NODES"
 
@@ -95,6 +98,9 @@ func runAsRank(main func(context.Context, *Group) error) error {
 			return err
 		}
 		opts = append(opts, WithNodeID("node "+nodes[rank:rank+1]))
+	}
+	if name := os.Getenv(rankBackend); name != "" {
+		opts = append(opts, WithBackend(name))
 	}
 	g, err := Init(ctx, opts...)
 	if err != nil {

@@ -60,6 +60,34 @@ func FindTask() (t Task, ok bool) {
 	return Task{}, false
 }
 
+// MPITask returns the place that the launcher of an MPI has given this process, also if it is
+// the only one. Launchers of jobs whose tasks are no ranks of an MPI are left out.
+func MPITask() (t Task, ok bool) {
+	for _, v := range tasks {
+		switch v.rank {
+		case "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "PMIX_RANK":
+		default:
+			continue
+		}
+		rank, err := ParseInt(os.Getenv(v.rank))
+		if err != nil || rank < 0 {
+			continue
+		}
+		t = Task{Rank: rank, RankVar: v.rank}
+		sizes := []string{v.size}
+		if v.size == "" { // srun --mpi=pmix has it elsewhere
+			sizes = []string{"SLURM_STEP_NUM_TASKS"}
+		}
+		for _, name := range sizes {
+			if size, err := ParseInt(os.Getenv(name)); err == nil && size > rank {
+				t.Size, t.SizeVar = size, name
+			}
+		}
+		return t, true
+	}
+	return Task{}, false
+}
+
 var toldTask sync.Once
 
 // TellTask writes a line if this process is one of several tasks: Cohort does not use that.

@@ -23,6 +23,7 @@
 //   - waiting.go: what a rank writes when it waits long for others to join.
 //   - group.go: forming a group of some ranks.
 //   - awaited.go, absent.go: who has not come to a group of some ranks, and who cannot come.
+//   - carried.go: jobs whose data another system moves, such as an MPI.
 //   - goroutines.go, guests.go: ranks of one process, and ranks beside those of PyTorch.
 //
 // Where rank, host and PID of an error about a lost rank are filled in, and where to mend

@@ -46,6 +46,14 @@ type subgroup struct {
 
 // NewGroup implements [backend.Job].
 func (m *meeting) NewGroup(_ context.Context, end context.CancelCauseFunc, parent *backend.Parent, w *backend.Wish) (backend.Forming, error) {
+	if by := m.carried; by != nil {
+		if w.Backend != "" && w.Backend != by.Backend {
+			return nil, fmt.Errorf("WithBackend: a group that is made in this job has the backend %q for the memory of the host, not %q", by.Backend, w.Backend)
+		}
+		own := *w
+		own.Backend = ""
+		w = &own
+	}
 	return forming(newSubgroup(m, m.open, end, parent, w))
 }
 

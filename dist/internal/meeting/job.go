@@ -27,6 +27,7 @@ import (
 type meeting struct {
 	place
 	settings *backend.Settings
+	carried  *Carried     // nil where native's links move the data
 	host     *native.Host // nil but in a network inside the process
 	agent    *liveness.Watch
 	token    transport.Token
@@ -151,10 +152,15 @@ func (m *meeting) meet(ctx context.Context, end context.CancelCauseFunc) (*backe
 // introduce makes what this rank tells the others of itself. wrong is what is wrong with
 // its environment, which the others are to know.
 func (m *meeting) introduce() (wrong, err error) {
-	if m.host != nil {
+	switch {
+	case m.host != nil:
 		m.token = m.host.Token
-	} else if m.token, err = transport.TokenFromEnv(); err != nil {
-		return nil, err
+	case m.carried != nil:
+		m.token = m.carried.Token
+	default:
+		if m.token, err = transport.TokenFromEnv(); err != nil {
+			return nil, err
+		}
 	}
 	m.me = introduction{PID: os.Getpid(), WorldSize: m.worldSize, Node: NodeID(m.settings.Node), Agreed: agreed(m.settings.Algorithms, m.settings.Silence)}
 	m.me.Host, _ = os.Hostname() // for messages only
@@ -221,12 +227,16 @@ func (m *meeting) open(ctx context.Context, s *backend.Spec) (*backend.Membershi
 	}
 	var kind string
 	var err error
-	if m.shares(cfg.World) {
+	if m.carried == nil && m.shares(cfg.World) {
 		cfg.Topology, kind = collective.OneNode(len(s.World)), "shm"
 		comm, err = native.OpenShm(ctx, cfg, m.fabric)
 	} else {
 		var links native.MeshOptions
 		cfg.Topology, links, kind = m.links(cfg.World)
+		if by := m.carried; by != nil {
+			kind = by.Backend
+			links.Carrier = func(ctx context.Context) (native.Carrier, error) { return by.Open(ctx, s) }
+		}
 		comm, err = native.OpenMesh(ctx, cfg, m.fabric, links)
 	}
 	if err != nil {
@@ -274,6 +284,9 @@ func (m *meeting) Close(pending bool) error {
 	}
 	if m.port != nil {
 		errs = append(errs, m.port.Close())
+	}
+	if m.carried != nil {
+		errs = append(errs, m.carried.Close(pending))
 	}
 	return errors.Join(errs...)
 }

@@ -64,6 +64,9 @@ func (m *meeting) links(world []int) (collective.Topology, native.MeshOptions, s
 		links.Local, links.LocalTLS, remote = native.LocalTCP, true, "tls"
 		links.TLS = transport.EncryptAll
 	}
+	if m.carried != nil && links.Local == native.LocalShm { // the star alone needs links
+		links.Local = native.LocalUnix
+	}
 	for _, r := range world {
 		if m.all[r].Unix == "" {
 			links.Local = native.LocalTCP

@@ -35,6 +35,9 @@ type MeshOptions struct {
 	// those within a node are that go over TCP.
 	TLS      transport.Encrypt
 	LocalTLS bool
+	// Carrier opens what moves the data in place of connections, when the star has formed;
+	// nil for none. Local is then not LocalShm.
+	Carrier func(ctx context.Context) (Carrier, error)
 }
 
 // Mesh is a rank of a group whose ranks do not all share memory. Any two ranks have a link of
@@ -54,6 +57,8 @@ type Mesh struct {
 	end    *Endpoint
 	star   *star
 	opts   MeshOptions
+
+	carrier Carrier // moves all data; nil for connections
 
 	local   *Shm  // among the ranks of this node; nil if there is none
 	localOf []int // by rank: its number in local, or -1
@@ -129,6 +134,9 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 		return nil, err
 	}
 	err = m.meet(ctx)
+	if err == nil && opts.Carrier != nil {
+		err = m.openCarrier(ctx)
+	}
 	if err == nil && opts.Local == LocalShm && len(local) > 1 {
 		err = m.meetLocally(ctx, local)
 	}
@@ -171,6 +179,19 @@ func (m *Mesh) meet(ctx context.Context) error {
 		return m.star.lostHub(ctx, hub, err)
 	}
 	return m.star.join(0, hub, nil)
+}
+
+// openCarrier opens what moves the data, unless a fault of the group comes first.
+func (m *Mesh) openCarrier(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(m.whole, func() { cancel(m.explain(nil, 0, errors.New(meshFailed))) })()
+	carrier, err := m.opts.Carrier(ctx)
+	if err != nil && m.whole.Err() != nil {
+		return m.explain(nil, 0, err)
+	}
+	m.carrier = carrier
+	return err
 }
 
 // awaitDone reads a peer's word that it has taken a connection.
@@ -497,6 +518,14 @@ func (m *Mesh) Close() error {
 	m.mu.Unlock()
 	m.star.close()
 	err := wrong
+	if m.carrier != nil {
+		m.mu.Lock()
+		well := m.fault == nil || m.fault.kind == kindLeft
+		m.mu.Unlock()
+		if cerr := m.carrier.Close(well && m.failed.Load() == nil); err == nil {
+			err = cerr
+		}
+	}
 	if local != nil {
 		if cerr := local.Close(); err == nil {
 			err = cerr

@@ -22,7 +22,12 @@ func (m *Mesh) AwaitAny(ctx context.Context, c operation.Call) (src int, err err
 	if err := m.usable(&c); err != nil {
 		return 0, err
 	}
-	if src, err = m.awaitAny(ctx, &c); err != nil {
+	if m.carrier != nil {
+		src, err = m.awaitCarried(ctx, &c)
+	} else {
+		src, err = m.awaitAny(ctx, &c)
+	}
+	if err != nil {
 		return 0, m.fail(err)
 	}
 	return src, nil

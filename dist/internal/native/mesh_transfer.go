@@ -23,7 +23,11 @@ func (m *Mesh) Collective(ctx context.Context, c operation.Call, in, out collect
 		return err
 	}
 	err := m.remember(&c)
-	if err == nil {
+	switch {
+	case err != nil:
+	case m.carrier != nil:
+		err = m.carry(ctx, &c, in, out)
+	default:
 		err = m.exec.execute(ctx, m, &m.cfg, &c, in.Bytes(), out.Bytes())
 	}
 	if err != nil {
@@ -50,6 +54,9 @@ func (m *Mesh) sendPiece(ctx context.Context, c *operation.Call, to int, data []
 		m.dealt.Count = n
 		c = &m.dealt
 	}
+	if m.carrier != nil {
+		return m.framedError(ctx, c, to, to, m.sendFramed(m.stopOf(m.running), c, to, PieceHeads, Pieces, data))
+	}
 	if i := m.localOf[to]; i >= 0 {
 		return m.fromLocal(c, to, m.local.sendPiece(ctx, c, i, data))
 	}
@@ -70,19 +77,26 @@ func (m *Mesh) recvPiece(ctx context.Context, c *operation.Call, from, culprit i
 		}
 		return m.fromLocal(c, from, err)
 	}
-	conn, err := m.incomingFrom(ctx, c, from, culprit)
-	if err != nil {
-		return err
-	}
-	if err := m.readCall(conn, c, from, c.Matches, len(into)); err != nil {
-		return m.pieceError(ctx, c, from, culprit, err)
-	}
 	to := into
 	if reduce != nil {
 		if m.in == nil {
 			m.in = aligned(collective.PieceBytes)
 		}
 		to = m.in[:len(into)]
+	}
+	if m.carrier != nil {
+		err := m.recvFramed(m.stopOf(m.running), c, from, PieceHeads, Pieces, c.Matches, to)
+		if err == nil && reduce != nil {
+			reduce(into, to)
+		}
+		return m.framedError(ctx, c, from, culprit, err)
+	}
+	conn, err := m.incomingFrom(ctx, c, from, culprit)
+	if err != nil {
+		return err
+	}
+	if err := m.readCall(conn, c, from, c.Matches, len(into)); err != nil {
+		return m.pieceError(ctx, c, from, culprit, err)
 	}
 	if err := late(conn.ReadPayload(to)); err != nil {
 		return m.broken(ctx, c, from, culprit, err)
@@ -179,6 +193,9 @@ func (m *Mesh) send(ctx context.Context, c *operation.Call, d collective.Data) e
 		c.Root = i // as the Shm inside numbers its ranks
 		return m.fromLocal(c, peer, m.local.send(ctx, c, &d))
 	}
+	if m.carrier != nil {
+		return m.sendCarried(ctx, c, d.Bytes())
+	}
 	conn, err := m.messagesTo(ctx, c, peer)
 	if err != nil {
 		return err
@@ -209,6 +226,9 @@ func (m *Mesh) Sent() int64 {
 
 // Sends implements [backend.Meter]. The plan of the call says it, wherever its data lies.
 func (m *Mesh) Sends(c *operation.Call, _ bool) (int64, error) {
+	if m.carrier != nil && m.carrier.Moves(c) {
+		return 0, fmt.Errorf("dist: %v of group %q: what it sends is not known: %s chooses the algorithm", c, m.cfg.Group, m.carrier)
+	}
 	p, err := collective.PlanFor(c, m.cfg.Rank, m.cfg.Topology, m.cfg.Options)
 	if err != nil {
 		return 0, err
@@ -237,6 +257,12 @@ func (m *Mesh) recv(ctx context.Context, c *operation.Call, d collective.Data) e
 		c.Root = i
 		return m.fromLocal(c, peer, m.local.recv(ctx, c, &d))
 	}
+	matches := func(there *operation.Call) bool {
+		return there.Op == operation.Send && there.Root == m.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
+	}
+	if m.carrier != nil {
+		return m.recvCarried(ctx, c, d.Bytes(), matches)
+	}
 	conn, err := m.messagesFrom(ctx, c, peer)
 	if err != nil {
 		return err
@@ -244,9 +270,6 @@ func (m *Mesh) recv(ctx context.Context, c *operation.Call, d collective.Data) e
 	w := m.watch.begin(ctx, c, false)
 	defer m.watch.end(w)
 	w.uses(conn)
-	matches := func(there *operation.Call) bool {
-		return there.Op == operation.Send && there.Root == m.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
-	}
 	data := d.Bytes()
 	for first := true; first || len(data) > 0; first = false {
 		n := min(len(data), messagePiece)

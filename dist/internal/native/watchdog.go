@@ -55,6 +55,8 @@ type watched struct {
 	start      time.Time
 	conns      []*transport.Conn
 	told, cut  bool
+	stop       *Stop // of a call over a carrier
+	alone      int   // how often its peer has been found gone
 }
 
 // begin watches a call until end.
@@ -126,7 +128,10 @@ func (d *watchdog) end(w *watched) {
 		d.arm()
 	}
 	clear(w.conns)
-	*w = watched{dog: d, conns: w.conns[:0]}
+	if w.stop != nil {
+		w.stop.renew()
+	}
+	*w = watched{dog: d, conns: w.conns[:0], stop: w.stop}
 	d.free = append(d.free, w)
 }
 
@@ -141,13 +146,22 @@ func (d *watchdog) anyCollective(is func(c *operation.Call) bool) bool {
 func (d *watchdog) look() {
 	now := time.Now()
 	var stalled *operation.Call
+	gone := d.mesh.goneFromCarrier()
 	d.mu.Lock()
 	for _, w := range d.calls {
 		waited := now.Sub(w.start)
+		if !w.collective && w.stop != nil && gone[w.call.Root] { // what it sent before may still come
+			if w.alone++; w.alone > int(newsPatience/watchPeriod) {
+				w.stop.end()
+			}
+		}
 		if !w.cut && (w.ctx.Err() != nil || now.Sub(w.call.Begun) >= d.mesh.cfg.Timeout) {
 			w.cut = true
 			for _, c := range w.conns {
 				_ = c.SetDeadline(time.Unix(1, 0))
+			}
+			if w.stop != nil {
+				w.stop.end()
 			}
 		}
 		if w.collective && !w.told && waited >= stallAfter {
