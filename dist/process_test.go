@@ -54,6 +54,13 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"stray":    strayLast,
 
 	"two groups": twoGroups,
+
+	"mpi operations": mpiOperations,
+	"mpi sequences":  mpiSequences,
+	"mpi wait":       mpiWait,
+	"mpi mismatch":   mpiMismatch,
+	"mpi signals":    mpiSignals,
+	"mpi twice":      mpiTwice,
 }
 
 func TestMain(m *testing.M) {

@@ -19,6 +19,10 @@ func Open(name string) (*Library, error) {
 	return &Library{handle: handle, Name: name}, nil
 }
 
+// Close unloads the library, unless something else needs it. What the library does at the end
+// of a C program it does now: a program in Go ends without that.
+func (l *Library) Close() error { return purego.Dlclose(l.handle) }
+
 // Lookup returns the address of a function or a variable of the library.
 func (l *Library) Lookup(symbol string) (address uintptr, ok bool) {
 	address, err := purego.Dlsym(l.handle, symbol)

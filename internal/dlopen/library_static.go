@@ -10,6 +10,9 @@ const Built = false
 // Open returns [ErrNotBuilt].
 func Open(string) (*Library, error) { return nil, ErrNotBuilt }
 
+// Close does nothing.
+func (l *Library) Close() error { return nil }
+
 // Lookup finds nothing.
 func (l *Library) Lookup(string) (fn uintptr, ok bool) { return 0, false }
 

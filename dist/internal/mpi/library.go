@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/dlopen"
@@ -260,14 +261,23 @@ func (l *Library) flag(what string, fn uintptr) (bool, error) {
 	return p.number() != 0, err
 }
 
+// hasEnded says that the MPI of this process has ended. A library that was unloaded does not
+// know it any more.
+var hasEnded atomic.Bool
+
+var errEnded = errors.New("the MPI of this process has ended with the job that it left: an MPI begins once in a process")
+
 // initialise initialises the MPI for calls of several threads, and puts the handlers of
 // signals back.
 func (l *Library) initialise() error {
+	if hasEnded.Load() {
+		return errEnded
+	}
 	switch ended, err := l.flag("Finalized", l.fn.finalized); {
 	case err != nil:
 		return err
 	case ended:
-		return errors.New("this process has left a job with the backend \"mpi\" before: an MPI begins once in a process")
+		return errEnded
 	}
 	switch begun, err := l.flag("Initialized", l.fn.initialized); {
 	case err != nil:
@@ -303,7 +313,13 @@ func (e *threadError) Error() string {
 // of signals as they are.
 func (l *Library) finalise() error {
 	handlers := dlopen.SaveHandlers()
+	hasEnded.Store(true)
 	err := l.call("Finalize", l.fn.finalize)
+	if err == nil && l.Kind != OpenMPI {
+		// MPICH 5 takes leave of its launcher at the end of the program. A launcher that
+		// loses a process without that ends the others.
+		err = l.Library.Close()
+	}
 	_, restored := handlers.Restore()
 	return errors.Join(err, restored)
 }

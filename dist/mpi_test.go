@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/dlopen"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/loaded"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Ranks of an MPI are processes of its mpirun. The tests need a test binary that loads
+// libraries, and at least one MPI:
+//
+//	apt-get install openmpi-bin mpich; python3 -m venv mpi && mpi/bin/pip install mpich
+//	COHORT_TEST_MPIRUNS=$PWD/mpi/bin/mpirun go test -tags mpi ./dist -run TestMPI
+//
+// COHORT_TEST_MPIRUNS lists more launchers than those in PATH, separated by colons.
+
+// mpiOut is the variable with the directory into which each rank writes how it ended.
+const mpiOut = "DIST_TEST_MPI_OUT"
+
+// mpirun is the launcher of an MPI.
+type mpirun struct {
+	name string
+	args []string
+	open bool // it is Open MPI's
+}
+
+// mpiruns returns the launchers of this machine, each with the arguments that tests want.
+func mpiruns(t testing.TB) []mpirun {
+	t.Helper()
+	if !dlopen.Built {
+		t.Skip("this test binary cannot load an MPI: go test -tags mpi ./dist -run TestMPI")
+	}
+	var all []mpirun
+	for _, name := range append([]string{"mpirun.openmpi", "mpirun.mpich"}, filepath.SplitList(os.Getenv("COHORT_TEST_MPIRUNS"))...) {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		version, _ := exec.Command(path, "--version").CombinedOutput()
+		m := mpirun{name: filepath.Base(name), args: []string{path}, open: strings.Contains(string(version), "Open MPI") || strings.Contains(string(version), "OpenRTE")}
+		if m.open {
+			m.args = append(m.args, "--allow-run-as-root", "--oversubscribe")
+		} else {
+			m.args = append(m.args, "-disable-auto-cleanup") // else it kills the others before they can name a rank that has died
+			if filepath.Dir(path) != "/usr/bin" {
+				m.name = "standard"
+			}
+		}
+		all = append(all, m)
+	}
+	if len(all) == 0 {
+		t.Skip("there is no mpirun: apt-get install openmpi-bin mpich")
+	}
+	return all
+}
+
+// command returns the command that starts n ranks which run a function of rankMains.
+func (m mpirun) command(t testing.TB, n int, name string, env ...string) *exec.Cmd {
+	t.Helper()
+	args := append(m.args[1:len(m.args):len(m.args)], "-n", strconv.Itoa(n), os.Args[0])
+	cmd := exec.CommandContext(t.Context(), m.args[0], args...)
+	cmd.Env = append(os.Environ(), rankMain+"="+name, rankBackend+"=mpi", envvar.Transport.Assign(""))
+	cmd.Env = append(cmd.Env, env...)
+	return cmd
+}
+
+// TestMPIOperations runs the operations of the oracle, random sequences on overlapping groups,
+// messages, and groups at once, on ranks of each MPI of this machine.
+func TestMPIOperations(t *testing.T) {
+	for _, m := range mpiruns(t) {
+		for _, name := range []string{"mpi operations", "mpi sequences", "messages", "groups"} {
+			for _, n := range []int{2, 3, 4} {
+				if n != 3 && strings.Contains("messages groups", name) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s/%d", m.name, name, n), func(t *testing.T) {
+					ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
+					defer cancel()
+					cmd := m.command(t, n, name)
+					cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+					context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+					if out, err := cmd.CombinedOutput(); err != nil {
+						t.Errorf("%v\n%s", err, out)
+					}
+				})
+			}
+		}
+	}
+}
+
+// mpiOperations runs a choice of operations in which every two factors meet, as TestOperations
+// does for other transports.
+func mpiOperations(ctx context.Context, g *Group) error {
+	if g.Transport() != "mpi" {
+		return fmt.Errorf("the transport is %s, want mpi", g.Transport())
+	}
+	seed := *caseSeed
+	for i, c := range pairwise(rand.New(rand.NewPCG(seed, 0))) {
+		if i%len(transports) != g.Size()%len(transports) && os.Getenv("DIST_TEST_MPI_ALL") == "" { // a sample
+			continue
+		}
+		if err := c.one(g.Size()).run(ctx, g); err != nil {
+			return fmt.Errorf("seed %d: %w", seed, err)
+		}
+	}
+	if err := g.Close(); err != nil {
+		return err
+	}
+	return goleak.Find(goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
+}
+
+// mpiSequences plays random sequences on overlapping groups.
+func mpiSequences(ctx context.Context, g *Group) error {
+	for seed := *caseSeed; seed < *caseSeed+3; seed++ {
+		if err := newSequence(seed, g.Size(), 60).play(ctx, g); err != nil {
+			return fmt.Errorf("seed %d: %w", seed, err)
+		}
+	}
+	return nil
+}
+
+// mpiReport writes how a rank has ended where the test looks for it, before the launcher ends
+// the rank.
+func mpiReport(g *Group, text string) error {
+	return os.WriteFile(filepath.Join(os.Getenv(mpiOut), strconv.Itoa(g.Rank())), []byte(text), 0o600)
+}
+
+// mpiWait says that it is there and runs collectives until one fails. The last rank stops.
+func mpiWait(ctx context.Context, g *Group) error {
+	x := filled(tensor.Float32, 100_000, g.Rank())
+	for i := 0; ; i++ {
+		if i == 3 {
+			if err := mpiReport(g, "ready "+strconv.Itoa(os.Getpid())); err != nil {
+				return err
+			}
+			if g.Rank() == g.Size()-1 {
+				select {}
+			}
+		}
+		if err := g.AllReduce(ctx, x, Sum); err != nil {
+			return errors.Join(mpiReport(g, err.Error()), err)
+		}
+	}
+}
+
+// awaitReports waits until every rank has written a report that begins so, and returns them.
+func awaitReports(t *testing.T, dir string, n int, except int, begins string) []string {
+	t.Helper()
+	limit := time.Now().Add(loaded.Allow(20 * time.Second))
+	all := make([]string, n)
+	for r := 0; r < n; {
+		text, _ := os.ReadFile(filepath.Join(dir, strconv.Itoa(r)))
+		if all[r] = string(text); r == except || strings.HasPrefix(all[r], begins) && len(text) > 0 {
+			r++
+			continue
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("rank %d has written %q, want %q…", r, text, begins)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return all
+}
+
+// TestMPIKilledRank kills a rank: the others name it before the launcher ends them.
+func TestMPIKilledRank(t *testing.T) {
+	const n = 3
+	for _, m := range mpiruns(t) {
+		for _, victim := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s/rank%d", m.name, victim), func(t *testing.T) {
+				dir := t.TempDir()
+				cmd := m.command(t, n, "mpi wait", mpiOut+"="+dir)
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				ready := awaitReports(t, dir, n, -1, "ready ")
+				pid, err := strconv.Atoi(strings.TrimPrefix(ready[victim], "ready "))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				for r, text := range awaitReports(t, dir, n-1, victim, "dist: ") { // the last one waits for nobody
+					if r != victim && (!strings.Contains(text, fmt.Sprintf("rank %d (host", victim)) || !strings.Contains(text, "died")) {
+						t.Errorf("rank %d says %q, which does not name rank %d", r, text, victim)
+					}
+				}
+				if err := cmd.Wait(); err == nil {
+					t.Error("the launcher ended as if nothing had happened")
+				}
+			})
+		}
+	}
+}
+
+// mpiMismatch has one rank call something else, in several ways, each on a group of its own.
+func mpiMismatch(ctx context.Context, g *Group) error {
+	x := filled(tensor.Float32, 1000, g.Rank())
+	last := g.Rank() == g.Size()-1
+	all := make([]int, g.Size())
+	for r := range all {
+		all[r] = r
+	}
+	for i, call := range []func(g *Group) error{
+		func(g *Group) error { // another reduction, of a size that has been called before
+			if err := g.AllReduce(ctx, x, Sum); err != nil {
+				return err
+			}
+			if err := g.AllReduce(ctx, x, Product); err != nil {
+				return err
+			}
+			if last {
+				return g.AllReduce(ctx, x, Product)
+			}
+			return g.AllReduce(ctx, x, Sum)
+		},
+		func(g *Group) error { // another root
+			root := 0
+			if last {
+				root = 1
+			}
+			return g.Broadcast(ctx, x, root)
+		},
+		func(g *Group) error { // another operation
+			if last {
+				return g.Barrier(ctx)
+			}
+			return g.AllReduce(ctx, x, Sum)
+		},
+	} {
+		sub, err := g.NewGroup(ctx, all, WithName(fmt.Sprintf("case %d", i)), WithTimeout(20*time.Second))
+		if err != nil {
+			return err
+		}
+		err = call(sub)
+		var mismatch *MismatchError
+		if !errors.As(err, &mismatch) {
+			return fmt.Errorf("case %d: %v, want a mismatch", i, err)
+		}
+		_ = sub.Close()
+	}
+	return mpiReport(g, "ended")
+}
+
+// TestMPIMismatch: ranks whose calls differ all get a MismatchError. MPI itself would hang, or
+// give wrong numbers.
+func TestMPIMismatch(t *testing.T) {
+	for _, m := range mpiruns(t) {
+		t.Run(m.name, func(t *testing.T) {
+			dir := t.TempDir()
+			cmd := m.command(t, 3, "mpi mismatch", mpiOut+"="+dir)
+			out, _ := cmd.CombinedOutput() // an MPI with operations left behind does not end well
+			for r := range 3 {
+				if text, err := os.ReadFile(filepath.Join(dir, strconv.Itoa(r))); string(text) != "ended" {
+					t.Fatalf("rank %d: %v\n%s", r, err, out)
+				}
+			}
+		})
+	}
+}
+
+// mpiSignals checks that Go has its signals: one that it is told of, and one of a nil
+// dereference.
+func mpiSignals(ctx context.Context, g *Group) error {
+	for _, s := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTERM} {
+		got := make(chan os.Signal, 1)
+		signal.Notify(got, s)
+		if err := syscall.Kill(os.Getpid(), s); err != nil {
+			return err
+		}
+		<-got
+		signal.Stop(got)
+	}
+	err := func() (err error) {
+		defer func() { err, _ = recover().(error) }()
+		var c *operation.Call
+		c.Seq++
+		return nil
+	}()
+	if err == nil {
+		return errors.New("a nil dereference was no panic")
+	}
+	return g.Barrier(ctx)
+}
+
+// mpiTwice begins a second job in the process, within the first one.
+func mpiTwice(ctx context.Context, g *Group) error {
+	_, err := Init(ctx, WithBackend("mpi"))
+	if err == nil || !strings.Contains(err.Error(), "has been initialised before") {
+		return fmt.Errorf("a second Init: %v", err)
+	}
+	if err := g.Close(); err != nil {
+		return err
+	}
+	_, err = Init(ctx, WithBackend("mpi"))
+	if err == nil || !strings.Contains(err.Error(), "an MPI begins once in a process") {
+		return fmt.Errorf("an Init after the end: %v", err)
+	}
+	return nil
+}
+
+// TestMPIOnce: signals are Go's, and a process has one MPI.
+func TestMPIOnce(t *testing.T) {
+	for _, m := range mpiruns(t) {
+		for _, name := range []string{"mpi signals", "mpi twice"} {
+			t.Run(m.name+"/"+name, func(t *testing.T) {
+				if out, err := m.command(t, 2, name).CombinedOutput(); err != nil {
+					t.Errorf("%v\n%s", err, out)
+				}
+			})
+		}
+	}
+}
+
+// TestMPIBadStart: what cannot work is one clear error.
+func TestMPIBadStart(t *testing.T) {
+	if !dlopen.Built {
+		_, err := Init(t.Context(), WithBackend("mpi"))
+		if err == nil || !strings.Contains(err.Error(), "not started by the launcher of an MPI") {
+			t.Errorf("without mpirun: %v", err)
+		}
+		t.Setenv("PMI_RANK", "0")
+		t.Setenv("PMI_SIZE", "1")
+		_, err = Init(t.Context(), WithBackend("mpi"))
+		if err == nil || !strings.Contains(err.Error(), "go build -tags mpi") {
+			t.Errorf("without the tag: %v", err)
+		}
+		return
+	}
+	type bad struct {
+		what string
+		cmd  *exec.Cmd
+		want string
+	}
+	alone := func(env ...string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(append(os.Environ(), rankMain+"=barrier", rankBackend+"=mpi"), env...)
+		return cmd
+	}
+	cases := []bad{
+		{"without mpirun", alone(), "this process was not started by the launcher of an MPI: start the program by mpirun"},
+		{"by another launcher", alone("RANK=0", "WORLD_SIZE=2"), "its launcher is cohort run or torchrun"},
+		{"no library", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI=/nowhere/libmpi.so"), "the MPI that COHORT_MPI names cannot be loaded"},
+		{"no MPI", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI=libc.so.6"), "libc.so.6 is no MPI: it has no MPI_Get_library_version"},
+	}
+	all := mpiruns(t)
+	hasOpen, hasMPICH := false, false
+	for _, m := range all {
+		switch {
+		case m.name == "mpirun.openmpi":
+			hasOpen = true
+			cases = append(cases, bad{"a launcher of another MPI", m.command(t, 2, "barrier", "COHORT_MPI=libmpich.so.12"), "the launcher belongs to another MPI"})
+		case m.name == "mpirun.mpich":
+			hasMPICH = true
+		}
+	}
+	if hasOpen && hasMPICH {
+		cases = append(cases, bad{"two libraries", alone("PMI_RANK=0", "PMI_SIZE=1"), "there are several MPIs, libmpi.so.40 and libmpich.so.12"})
+	}
+	for _, c := range cases {
+		t.Run(c.what, func(t *testing.T) {
+			out, err := c.cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), c.want) {
+				t.Errorf("%v, want %q:\n%s", err, c.want, out)
+			}
+		})
+	}
+}
