@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"math/rand/v2"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -15,7 +14,7 @@ import (
 
 // Copy copies a checkpoint to another storage, under the name of its step. Every byte is
 // compared with its checksum on the way. The copy appears whole or not at all. A step that is
-// there already is an error that wraps [fs.ErrExist]. progress, which may be nil, is called
+// there already is an error that wraps [io/fs.ErrExist]. progress, which may be nil, is called
 // with the bytes that were copied.
 func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func(bytes int64)) error {
 	fail := func(op string, err error) error {
@@ -31,7 +30,7 @@ func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func
 	}
 	defer release()
 	if _, err := openManifest(ctx, to, name); err == nil {
-		return fail("begin", fmt.Errorf("this step is there already: %w", fs.ErrExist))
+		return fail("begin", errThere)
 	}
 	var need int64
 	for _, f := range c.Files {

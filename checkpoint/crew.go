@@ -67,28 +67,21 @@ func (c crew) agree(ctx context.Context, err error) error {
 	if c.group == nil {
 		return err
 	}
-	texts, gathered := allGather(ctx, c, textOf(err))
+	reports, gathered := allGather(ctx, c, reportOf(err))
 	if err != nil {
 		return err
 	}
 	if gathered != nil {
 		return gathered
 	}
-	return firstOf(texts)
-}
-
-func textOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
+	return firstOf(reports)
 }
 
 // firstOf returns the error of the first rank that has one.
-func firstOf(texts []string) error {
-	for rank, text := range texts {
-		if text != "" {
-			return &RankError{Rank: rank, Text: text}
+func firstOf(reports []rankReport) error {
+	for rank, r := range reports {
+		if err := r.of(rank); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -3,8 +3,11 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"syscall"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -41,13 +44,82 @@ func (e *SaveError) Error() string {
 
 func (e *SaveError) Unwrap() error { return e.Err }
 
-// RankError is the error of another rank.
+// RankError is the error of another rank. [errors.Is] knows some kinds of errors from it, such as
+// [fs.ErrExist] and a full disk, and [errors.As] a [*storage.BusyError].
 type RankError struct {
 	Rank int
 	Text string // what that rank says
+
+	kinds []string // see errorKinds
+	where string   // the storage, of a BusyError
 }
 
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Text) }
+
+// Is reports whether the error of the rank was a target that ranks tell each other.
+func (e *RankError) Is(target error) bool {
+	i := slices.IndexFunc(errorKinds, func(k errorKind) bool { return k.err == target })
+	return i >= 0 && slices.Contains(e.kinds, errorKinds[i].name)
+}
+
+// As makes a BusyError of that of the rank.
+func (e *RankError) As(target any) bool {
+	busy, ok := target.(**storage.BusyError)
+	if ok = ok && slices.Contains(e.kinds, busyKind); ok {
+		*busy = &storage.BusyError{Where: e.where}
+	}
+	return ok
+}
+
+// errorKind is a kind of error that ranks tell each other.
+type errorKind struct {
+	name string
+	err  error
+}
+
+var errorKinds = []errorKind{
+	{"exist", fs.ErrExist}, {"not exist", fs.ErrNotExist}, {"permission", fs.ErrPermission}, {"none", ErrNone},
+	{"space", syscall.ENOSPC}, {"read only", syscall.EROFS}, {"quota", syscall.EDQUOT}, {"disk", syscall.EIO},
+	{"canceled", context.Canceled}, {"deadline", context.DeadlineExceeded},
+}
+
+const busyKind = "busy"
+
+// rankReport is an error as a rank sends it to others. The zero value is none.
+type rankReport struct {
+	Text  string
+	Kinds []string
+	Where string
+}
+
+// reportOf makes an error one that can be sent.
+func reportOf(err error) (r rankReport) {
+	if err == nil {
+		return r
+	}
+	r.Text = err.Error()
+	for _, k := range errorKinds {
+		if errors.Is(err, k.err) {
+			r.Kinds = append(r.Kinds, k.name)
+		}
+	}
+	var busy *storage.BusyError
+	if errors.As(err, &busy) {
+		r.Kinds, r.Where = append(r.Kinds, busyKind), busy.Where
+	}
+	return r
+}
+
+// isNone says whether the rank had no error.
+func (r rankReport) isNone() bool { return r.Text == "" }
+
+// of returns the error on other ranks, nil if there is none.
+func (r rankReport) of(rank int) error {
+	if r.isNone() {
+		return nil
+	}
+	return &RankError{Rank: rank, Text: r.Text, kinds: r.Kinds, where: r.Where}
+}
 
 // SpaceError says that a checkpoint would not fit.
 type SpaceError struct {

@@ -97,7 +97,7 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 	type found struct {
 		Name    string
 		None    bool
-		Err     string
+		Err     rankReport
 		Damaged []*DamagedError // all that there are
 	}
 	var out found
@@ -123,7 +123,7 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 		if errors.Is(err, ErrNone) {
 			out.None, err = true, nil
 		}
-		if out.Err = textOf(err); ck != nil {
+		if out.Err = reportOf(err); ck != nil {
 			out.Name = ck.Name
 		}
 	}
@@ -135,8 +135,8 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 		return nil, told
 	case len(out.Damaged) > 0:
 		return nil, noneGood(l.from, out.Damaged)
-	case out.Err != "":
-		return nil, &RankError{Rank: 0, Text: out.Err}
+	case !out.Err.isNone():
+		return nil, out.Err.of(0)
 	case out.None:
 		return nil, nil
 	}
@@ -167,10 +167,10 @@ func (l *load) pass(d *DamagedError) {
 // is not nil, and no error then.
 func (l *load) together(ctx context.Context, err error, damaged func(d *DamagedError)) error {
 	type report struct {
-		Err     string
+		Err     rankReport
 		Damaged *DamagedError
 	}
-	mine := report{Err: textOf(err)}
+	mine := report{Err: reportOf(err)}
 	if errors.As(err, &mine.Damaged) {
 		mine.Damaged = mine.Damaged.plain()
 	}
@@ -190,8 +190,8 @@ func (l *load) together(ctx context.Context, err error, damaged func(d *DamagedE
 		return err
 	}
 	for rank, r := range reports {
-		if r.Err != "" {
-			return &RankError{Rank: rank, Text: r.Err}
+		if err := r.Err.of(rank); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -54,7 +53,7 @@ func WithTogether(sections ...string) SaveOption {
 // whole or, after any failure, not at all.
 //
 // An error of a rank is an error of all: the rank's own is as it was, and the others have one
-// that names the rank. A step that is there already is an error that wraps [fs.ErrExist]; a
+// that names the rank. A step that is there already is an error that wraps [io/fs.ErrExist]; a
 // damaged one is set aside. The error is a [*storage.BusyError] while another save is under way
 // there, else a [*SaveError]. The end of ctx on any rank stops the save; once it is committed,
 // the save counts. The tensors must not change until Save returns; [Saver] copies them.
@@ -104,7 +103,7 @@ func (v *save) plan(ctx context.Context) ([]filePlan, error) {
 		Step  int
 		Parts int
 		Away  bool
-		Err   string
+		Err   rankReport
 	}
 	parts := v.state.parts()
 	mine := hello{Step: v.step, Parts: len(parts)}
@@ -121,7 +120,7 @@ func (v *save) plan(ctx context.Context) ([]filePlan, error) {
 			mine.Away = mine.Away || p.Away
 		}
 	}
-	mine.Err = textOf(err)
+	mine.Err = reportOf(err)
 	// Also a rank that has an error, or whose context has ended, tells the others.
 	ctx = context.WithoutCancel(ctx)
 	all, gathered := allGather(ctx, v.crew, mine)
@@ -131,8 +130,8 @@ func (v *save) plan(ctx context.Context) ([]filePlan, error) {
 	someAway := false
 	for r, other := range all {
 		switch {
-		case other.Err != "":
-			err = &RankError{Rank: r, Text: other.Err}
+		case !other.Err.isNone():
+			err = other.Err.of(r)
 		case other.Step != all[0].Step:
 			err = fmt.Errorf("rank %d saves step %d, and rank 0 step %d: save the same step on all ranks", r, other.Step, all[0].Step)
 		case other.Parts != all[0].Parts || other.Hash != all[0].Hash:
@@ -168,11 +167,11 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 	own, err := v.write(ctx, files)
 	err = v.fail("write", err)
 	type report struct {
-		Err     string
+		Err     rankReport
 		HasPart bool
 	}
 	waiting := context.WithoutCancel(ctx)
-	reports, gathered := allGather(waiting, v.crew, report{textOf(err), own.isWorthAPart()})
+	reports, gathered := allGather(waiting, v.crew, report{reportOf(err), own.isWorthAPart()})
 	switch {
 	case err == nil:
 		err = gathered
@@ -181,8 +180,8 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 	}
 	hasPart := make([]bool, v.size)
 	for r, other := range reports {
-		if hasPart[r] = other.HasPart; other.Err != "" && err == nil {
-			err = &RankError{Rank: r, Text: other.Err}
+		if hasPart[r] = other.HasPart; err == nil {
+			err = other.Err.of(r)
 		}
 	}
 	if err != nil {
@@ -190,7 +189,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		return v.fail("write", err)
 	}
 	type outcome struct {
-		Err       string
+		Err       rankReport
 		Committed bool
 	}
 	var out outcome
@@ -199,7 +198,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		if !v.committed {
 			v.giveUp(ctx, err)
 		}
-		out = outcome{textOf(err), v.committed}
+		out = outcome{reportOf(err), v.committed}
 	}
 	out, told := broadcast(waiting, v.crew, out)
 	switch {
@@ -209,10 +208,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		return v.fail("commit", fmt.Errorf("whether rank 0 has made it is not known: %w", told))
 	}
 	v.committed = out.Committed
-	if out.Err != "" {
-		return v.fail("commit", &RankError{Rank: 0, Text: out.Err})
-	}
-	return nil
+	return v.fail("commit", out.Err.of(0))
 }
 
 // begin settles the names of all files and prepares the stage. Rank 0 holds the lock until
@@ -243,8 +239,9 @@ func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err
 	}
 	nameFiles(files, v.rank, counts)
 	type start struct {
-		Err, Stage, Folder string
-		Before             string // the checkpoint before, for links to its files; empty for none
+		Err           rankReport
+		Stage, Folder string
+		Before        string // the checkpoint before, for links to its files; empty for none
 	}
 	var s start
 	if v.rank == 0 {
@@ -255,15 +252,15 @@ func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err
 			total += frozen
 		}
 		release, err = v.prepare(ctx, total)
-		s.Err, s.Stage, s.Folder = textOf(err), v.stage, v.folder
+		s.Err, s.Stage, s.Folder = reportOf(err), v.stage, v.folder
 	}
 	s, told := broadcast(waiting, v.crew, s)
 	switch {
 	case err != nil:
 	case told != nil:
 		err = v.fail("begin", told)
-	case s.Err != "":
-		err = v.fail("begin", &RankError{Rank: 0, Text: s.Err})
+	case !s.Err.isNone():
+		err = v.fail("begin", s.Err.of(0))
 	}
 	v.stage, v.folder = s.Stage, s.Folder
 	if err == nil && mine.Frozen > 0 {
@@ -338,6 +335,9 @@ func isStage(name string) bool {
 	return ok && isStep && suffix != "" && !isEmergency(suffix)
 }
 
+// errThere says that a step has a good checkpoint.
+var errThere = &storage.ExistError{Text: "this step is there already"}
+
 // isDamaged looks at what has the checkpoint's name already. A good one is an error.
 func (v *save) isDamaged(ctx context.Context) (bool, error) {
 	c, err := Open(ctx, v.to, v.name())
@@ -347,7 +347,7 @@ func (v *save) isDamaged(ctx context.Context) (bool, error) {
 	var d *DamagedError
 	switch {
 	case err == nil:
-		return false, fmt.Errorf("this step is there already: %w", fs.ErrExist)
+		return false, errThere
 	case errors.As(err, &d):
 		return true, nil
 	case errors.Is(err, ErrNone): // files of a stage: of a store without renames

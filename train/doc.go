@@ -37,7 +37,9 @@
 // left the update out by itself, and all ranks end with a [NonFiniteError] or go on
 // (Options.NaN). A signal that reaches ranks at different times stops all of them
 // after the same step, with a checkpoint. An error on one rank, such as that of a
-// damaged file, ends the others too; their errors name that rank.
+// damaged file, ends the others too; their errors name that rank. Before they end, each of them
+// saves alone what it holds of the state after the last whole step (Options.SaveDeadline). If that
+// is everything, the next call goes on from there.
 //
 // # Directories
 //
@@ -57,6 +59,7 @@
 //	nonfinite.go           steps whose loss or gradients are not finite
 //	feed.go, order_log.go  batches, and the log of the samples that were taken
 //	evaluation.go          evaluations of a run: the best one, patience
+//	emergency.go           what ranks of a run that fails save
 //	saved_run.go           the checkpoint from which a run goes on
 //	save.go                checkpoints of a run: save, load, the best weights
 //	run_directory.go       who may write into a run's directory

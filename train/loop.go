@@ -19,10 +19,10 @@ import (
 var ErrStopped = errors.New("stopped")
 
 // train steps until the last step, until nothing gets better, or until ctx ends.
-// The work itself does not end with ctx: all ranks finish the step that any of
-// them is in.
+// The work itself does not end with ctx, see patient.
 func (r *trainer[B]) train(ctx context.Context) error {
-	work := context.WithoutCancel(ctx)
+	work, done := r.patient(ctx)
+	defer done()
 	if r.standing.Due {
 		phaseOf(ctx).enter("evaluating step %d", r.step)
 		if err := r.evaluate(work); err != nil {
@@ -39,6 +39,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	}
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
+		r.emergency.begin(r.feed.State())
 		mine, err := r.gradients(work)
 		if err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
@@ -53,6 +54,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return err
 		}
 		r.step++
+		r.emergency.within = false
 		phaseOf(ctx).begin()
 		r.replaced += all.replaced
 		r.report.Step(Step{
@@ -99,6 +101,7 @@ func due(step, every int) bool { return every > 0 && step%every == 0 }
 
 // stopped ends a run that was asked to stop and has saved.
 func (r *trainer[B]) stopped(ctx, work context.Context) error {
+	r.emergency.saving.Store(true)
 	if err := r.endSaves(work); err != nil {
 		return err
 	}
@@ -246,6 +249,7 @@ func (r *trainer[B]) move(ctx context.Context, mine share) (norm *tensor.Tensor,
 		r.task.Schedule.Apply(r.opt, r.step)
 	}
 	r.vote.spoil(scale)
+	r.emergency.moving = true
 	if err := parallel.Update(ctx, r.opt, scale); err != nil {
 		return nil, err
 	}
@@ -254,6 +258,7 @@ func (r *trainer[B]) move(ctx context.Context, mine share) (norm *tensor.Tensor,
 			return nil, err
 		}
 	}
+	r.emergency.moving = false
 	return norm, nil
 }
 

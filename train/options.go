@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/tensor"
@@ -41,6 +42,10 @@ type Options struct {
 	Keep      int   // number of the last checkpoints to keep; 0: 2
 	KeepEvery int   // besides, keep the checkpoints of every so many steps; 0: none of them
 	KeepBest  int   // besides, keep so many checkpoints with the best evaluations
+	// SaveDeadline is how long ranks of a run that fails may write what they hold: the state after
+	// the last whole step, each rank alone. 0 is 15 s, half the time that a launcher gives to ranks
+	// that are to end. If it is negative, such a run saves nothing.
+	SaveDeadline time.Duration
 	// SaveTo is where checkpoints go, also from other machines; nil is the directory Out.
 	SaveTo storage.Storage
 
@@ -94,6 +99,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	}
 	if o.SaveTo == nil && strings.TrimSpace(o.Out) != "" {
 		o.SaveTo = storage.Dir(o.Out)
+	}
+	if o.SaveDeadline == 0 {
+		o.SaveDeadline = saveDeadline
 	}
 	if o.Clip == 0 {
 		o.Clip = math.Inf(1)

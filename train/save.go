@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -92,6 +93,7 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 		}
 	}
 	r.opt.SetNumSteps(s.Progress.Step)
+	r.saves.there = r.step
 	return nil
 }
 
@@ -102,6 +104,7 @@ type saves struct {
 
 	mu        sync.Mutex
 	committed []int // steps whose checkpoints are there, to be reported
+	there     int   // the newest of all steps that have a checkpoint; 0 for none
 }
 
 // openSaves makes the savers, together on all ranks.
@@ -135,6 +138,14 @@ func (s *saves) note(step int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.committed = append(s.committed, step)
+	s.there = max(s.there, step)
+}
+
+// newest returns the step of the newest checkpoint that this rank knows of.
+func (s *saves) newest() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.there
 }
 
 // failed reports whether a save before has ended with an error, as far as this rank knows.
@@ -176,6 +187,7 @@ func (r *trainer[B]) endSaves(ctx context.Context) error {
 // failedSave ends the run after a step in which a rank told that a save had failed. All ranks
 // come here after the same step.
 func (r *trainer[B]) failedSave(ctx context.Context) error {
+	r.emergency.failed = true
 	if err := r.endSaves(ctx); err != nil {
 		return err
 	}
@@ -203,6 +215,8 @@ func (r *trainer[B]) closeSaves(ctx context.Context) {
 // save begins a checkpoint: every rank writes what it holds, beside the next steps unless the
 // options say otherwise.
 func (r *trainer[B]) save(ctx context.Context) error {
+	r.emergency.saving.Store(true)
+	defer r.emergency.saving.Store(false)
 	if err := r.sound(ctx); err != nil {
 		return err
 	}
@@ -242,16 +256,26 @@ func (r *trainer[B]) state(ctx context.Context) (checkpoint.State, error) {
 			return checkpoint.State{}, r.errorf("save step %d: %w", r.step, err)
 		}
 	}
-	progress, err := r.progress()
+	s, err := r.held(r.feed.State())
+	if err != nil {
+		return s, err
+	}
+	section := r.weightsSection()
+	if s.Sections[section], err = r.gathered(ctx, s.Sections[section]); err != nil {
+		return s, r.errorf("save step %d: %w", r.step, err)
+	}
+	return s, nil
+}
+
+// held returns what this rank holds, without the optimizer, and where the run is if its feed is
+// at loader.
+func (r *trainer[B]) held(loader data.LoaderState) (checkpoint.State, error) {
+	progress, err := r.progress(loader)
 	if err != nil {
 		return checkpoint.State{}, err
 	}
-	weights, err := r.gathered(ctx, r.weightParts())
-	if err != nil {
-		return checkpoint.State{}, r.errorf("save step %d: %w", r.step, err)
-	}
 	s := checkpoint.State{
-		Sections: map[string][]checkpoint.Part{r.weightsSection(): weights},
+		Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts()},
 		Values:   map[string]any{checkpoint.ProgressValue: progress}, Files: r.task.Files,
 	}
 	if groups := optim.ParamGroups(r.opt); groups != nil { // for PyTorch, which goes on with them
@@ -283,8 +307,7 @@ func (r *trainer[B]) gathered(ctx context.Context, parts []checkpoint.Part) ([]c
 	return whole, nil
 }
 
-func (r *trainer[B]) progress() (checkpoint.Progress, error) {
-	state := r.feed.State()
+func (r *trainer[B]) progress(state data.LoaderState) (checkpoint.Progress, error) {
 	loader, err := json.Marshal(state)
 	if err != nil {
 		return checkpoint.Progress{}, r.errorf("save the loader's state: %w", err)

@@ -138,6 +138,9 @@ func (e *laggingError) Error() string {
 // findNewest opens the newest checkpoint whose manifest and small files are good. It tells of
 // those that it passes over and, where one is good and it may, sets them aside.
 func findNewest(ctx context.Context, from storage.Storage, setAside bool, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	if setAside && replayOf(ctx) == nil {
+		checkpoint.CompleteNewest(ctx, from, notice)
+	}
 	steps, err := checkpoint.Steps(ctx, from)
 	if err != nil {
 		return nil, err

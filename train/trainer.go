@@ -49,9 +49,10 @@ type trainer[B any] struct {
 	toldWaiting  bool // see tellWaiting
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
 
-	saves    saves
-	recorder recorder
-	provers  provers
+	saves     saves
+	emergency emergency
+	recorder  recorder
+	provers   provers
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
@@ -143,7 +144,24 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	if err := r.openSaves(ctx); err != nil {
 		return err
 	}
+	if err := r.prepareEmergency(ctx); err != nil {
+		return err
+	}
 	r.report.Start(r.start(saved))
+	defer func() {
+		if v := recover(); v != nil {
+			r.rescue(ctx, fmt.Errorf("panic: %v", v))
+			panic(v)
+		}
+	}()
+	if err := r.toTheEnd(ctx); err != nil {
+		return r.rescue(ctx, err)
+	}
+	return nil
+}
+
+// toTheEnd does the steps that are left, and ends the run.
+func (r *trainer[B]) toTheEnd(ctx context.Context) error {
 	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
 	} else if !done && r.standing.over(r.o.Patience) {

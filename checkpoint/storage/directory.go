@@ -255,9 +255,9 @@ func (d *Directory) Commit(ctx context.Context, stage, name string, manifest []b
 
 func (d *Directory) taken(path string) error {
 	if _, err := os.Lstat(filepath.Join(path, ManifestName)); err != nil {
-		return fmt.Errorf("storage: %s is taken by something that is no checkpoint: set it aside: %w", path, fs.ErrExist)
+		return &ExistError{"storage: " + path + " is taken by something that is no checkpoint: set it aside"}
 	}
-	return fmt.Errorf("storage: %s is there already: %w", path, fs.ErrExist)
+	return &ExistError{"storage: " + path + " is there already"}
 }
 
 func (d *Directory) isOwn(path string, manifest []byte) bool {

@@ -2,7 +2,10 @@
 
 package storage
 
-import "fmt"
+import (
+	"fmt"
+	"io/fs"
+)
 
 // BusyError says that somebody else holds the lock of a storage.
 type BusyError struct {
@@ -12,6 +15,14 @@ type BusyError struct {
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("storage: another save is under way in %s: give each run a place of its own", e.Where)
 }
+
+// ExistError says that a name is taken. It is one of [fs.ErrExist].
+type ExistError struct{ Text string }
+
+func (e *ExistError) Error() string { return e.Text }
+
+// Is makes an ExistError one of [fs.ErrExist].
+func (e *ExistError) Is(target error) bool { return target == fs.ErrExist }
 
 // CommittedError says that a checkpoint is in place and whole, and that something
 // failed after that: it may not survive a power failure.

@@ -136,7 +136,7 @@ func (c *commit) taken(ctx context.Context) error {
 }
 
 func (c *commit) exists() error {
-	return fmt.Errorf("storage: %s is there already: %w", storage.At(c.b, c.name), fs.ErrExist)
+	return &storage.ExistError{Text: "storage: " + storage.At(c.b, c.name) + " is there already"}
 }
 
 // put puts the manifest by one attempt after the other.
