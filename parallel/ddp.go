@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"weak"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -96,15 +97,26 @@ type ddpOptions struct {
 	stragglerSaid                 bool // the option was given
 	hook                          Hook // nil for none
 	hookSaid                      bool // an option gave it
+	join, static                  bool
 	newReducer                    func(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (reducer, error)
 }
 
 // String names the options that all ranks must have alike.
 func (o *ddpOptions) String() string {
-	if o.hook == nil {
+	var said []string
+	if o.hook != nil {
+		said = append(said, fmt.Sprintf("WithHook(%s)", o.hook))
+	}
+	if o.join {
+		said = append(said, "WithJoin()")
+	}
+	if o.static {
+		said = append(said, "WithStaticGraph()")
+	}
+	if said == nil {
 		return "no option"
 	}
-	return fmt.Sprintf("WithHook(%s)", o.hook)
+	return strings.Join(said, " and ")
 }
 
 // WithBucketBytes sets the sizes at which buckets are full. first is that of the
@@ -177,8 +189,8 @@ func replicate(model any, s *split, opts []DDPOption) (*DDP, error) {
 	if o.newReducer != nil {
 		return nil, errors.New("WithPyTorch: PyTorch's ranks know no mesh: use NewDDP with it")
 	}
-	if o.hook != nil {
-		return nil, fmt.Errorf("%s: gradients of a mesh are summed over several groups, and a hook knows one: use NewDDP with it", &o)
+	if o.hook != nil || o.join || o.static {
+		return nil, fmt.Errorf("%s: gradients of a mesh are summed over several groups, and this needs one: use NewDDP with it", &o)
 	}
 	d := newDDP(model, s.world.group(), &o)
 	d.reducer = layOutBuckets(model, s, &o)

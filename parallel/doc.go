@@ -148,6 +148,9 @@
 //	bucket.go           which gradients share a bucket, and its memory
 //	hook.go             hooks that average buckets in place of the all-reduce; hook_compress.go
 //	                    those that send fewer bits, hook_powersgd.go PowerSGD
+//	join.go             Join: ranks with unlike numbers of batches; pytorch_join.go beside
+//	                    PyTorch's ranks
+//	static_graph.go     passes that reach the same parameters
 //	sparse.go           gradients by rows
 //	buffers.go          rank 0's buffers for all
 //	ranks.go            typed collectives over all ranks of a group
@@ -163,5 +166,4 @@
 //	pytorch_reducer.go  its passes; pytorch_buckets.go its buckets, pytorch_state.go
 //	                    its broadcasts of the state, pytorch_model.go its comparison
 //	                    of the models, pytorch_dtype.go what sizes tell of dtypes
-//	pytorch_join.go     Join: ranks with unlike numbers of batches
 package parallel

@@ -43,6 +43,9 @@ type draw struct {
 	Twice        bool   `json:",omitempty"` // calls the model for two batches in each pass
 	Stepped      bool   `json:",omitempty"` // runs the passes by Strategy.Step
 	File         bool   `json:",omitempty"` // reloads from a checkpoint on disk
+	Static       bool   `json:",omitempty"` // of DDP: WithStaticGraph
+	Join         bool   `json:",omitempty"` // of DDP: WithJoin
+	Hook         bool   `json:",omitempty"` // of DDP: a hook that does what there is without one
 
 	rounded *int // counts draws that hold only by one rank's rounding; nil for no count
 }
@@ -76,6 +79,9 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if sizes := divisors(d.Shard); d.shards() && !d.Never && len(sizes) > 0 && chance(r, 0.9) {
 		d.Near = pick(r, sizes...)
 	}
+	if !d.shards() {
+		d.Static, d.Join, d.Hook = !d.Model.branches() && chance(r, 0.3), chance(r, 0.3), chance(r, 0.2)
+	}
 	return d
 }
 
@@ -99,6 +105,21 @@ func divisors(n int) []int {
 		}
 	}
 	return out
+}
+
+// ddpOptions are the options of a DDP.
+func (d draw) ddpOptions() []DDPOption {
+	opts := []DDPOption{small}
+	if d.Static {
+		opts = append(opts, WithStaticGraph())
+	}
+	if d.Join {
+		opts = append(opts, WithJoin())
+	}
+	if d.Hook {
+		opts = append(opts, WithHook(HookFunc(meanHook)))
+	}
+	return opts
 }
 
 // shards says whether the axis fsdp has shards of the parameters.
@@ -164,6 +185,9 @@ func (d draw) simpler() []draw {
 	add(func(d *draw) { d.Twice = false })
 	add(func(d *draw) { d.OneAxis = d.shards() && d.Replicate == 1 })
 	add(func(d *draw) { d.Stepped = false })
+	add(func(d *draw) { d.Static = false })
+	add(func(d *draw) { d.Join = false })
+	add(func(d *draw) { d.Hook = false })
 	add(func(d *draw) {
 		if d.Strategy == "mesh" {
 			d.Strategy = "fsdp"
@@ -655,7 +679,7 @@ func (d draw) dimOf(shape []int) int {
 // wrap splits a model as the draw says.
 func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, error) {
 	if !d.shards() {
-		return NewDDP(ctx, model, g, small)
+		return NewDDP(ctx, model, g, d.ddpOptions()...)
 	}
 	opts := d.options()
 	if d.Strategy == "mesh" {

@@ -80,7 +80,16 @@ func (d draw) kind() string {
 	if d.Float64 {
 		dtype = "float64"
 	}
-	return fmt.Sprintf("%s %d × %d, %s", d.Strategy, d.Replicate, d.Shard, dtype)
+	with := ""
+	for _, o := range []struct {
+		name string
+		on   bool
+	}{{" static", d.Static}, {" join", d.Join}, {" hook", d.Hook}} {
+		if o.on {
+			with += o.name
+		}
+	}
+	return fmt.Sprintf("%s%s %d × %d, %s", d.Strategy, with, d.Replicate, d.Shard, dtype)
 }
 
 func mapKeys[V any](m map[string]V) func(yield func(string) bool) {

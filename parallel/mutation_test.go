@@ -178,6 +178,7 @@ var untyped = map[string]string{
 	"Average":         "a hook's buckets, whose mean TestHooksAsPyTorch compares",
 	"sumLeft":         "a hook's matrices, as Average",
 	"sumRight":        "a hook's matrices, as Average",
+	"firstReport":     "a description of a pass, for an error",
 	"countUses":       "how many ranks have used each parameter: only zero counts",
 	"balanceExperts":  "how often each expert was chosen, which is compared with the mean of all: a factor changes nothing",
 }

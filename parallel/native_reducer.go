@@ -19,9 +19,11 @@ import (
 type bucket struct {
 	params  []*nn.Parameter
 	ranks   ranks            // over which they are summed
-	flat    *tensor.Tensor   // the gradients back to back, and used
+	flat    *tensor.Tensor   // the gradients back to back, used, and behind
+	grads   *tensor.Tensor   // the gradients in flat
 	views   []*tensor.Tensor // of flat, one a parameter
-	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
+	used    *tensor.Tensor   // in flat, or in counts: how many ranks have a gradient of each parameter
+	behind  *tensor.Tensor   // the end of flat: what else travels with the gradients
 	unused  []int            // the parameters that this rank has none of in the present pass
 	missing int              // gradients that have not come yet
 	work    reduction
@@ -59,14 +61,19 @@ type nativeReducer struct {
 	rows     []*rowSync     // of the parameters that have no bucket
 	unused   []string       // parameters of which no rank had a gradient in the last reduction
 	hooks    *hooks         // average the buckets; nil for sums of gradients that are divided already
-	counts   *tensor.Tensor // beside hooks: the used of all buckets, back to back
+	counts   *tensor.Tensor // beside hooks: the used of all buckets, and what the ranks weigh
+	joins    *joins         // the weights of the ranks; nil if all weigh the same
+	static   *staticGraph   // nil if passes may differ
 
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
 	launched int  // buckets 0 … launched-1 have been handed to the group
+	atEnd    bool // the pass is over
+	allEnded bool // in a Join: the last reduction had no gradients
 
 	grace time.Duration // how long a pass that has failed waits for reductions under way
 
+	model  any             `name:"-"`
 	params []*nn.Parameter `name:"-"` // of the model
 	types  typeCheck
 }
@@ -91,6 +98,9 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 		return nil, besidePyTorch(fmt.Errorf("ddp: %w", err))
 	}
 	r := layOutBuckets(model, s, o)
+	if o.join && len(r.buckets) == 0 {
+		return nil, errors.New("ddp: WithJoin needs a trained parameter that is not sparse: the weights of the ranks travel with its gradient")
+	}
 	if o.hook == nil {
 		return r, nil
 	}
@@ -102,7 +112,7 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 
 // layOutBuckets makes the buckets of a model that all ranks have alike.
 func layOutBuckets(model any, s *split, o *ddpOptions) *nativeReducer {
-	r := &nativeReducer{split: s, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
+	r := &nativeReducer{split: s, model: model, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
 	if !o.localBuffers && s.world.group().Size() > 1 {
 		r.shared = newBufferSyncs(model)
 	}
@@ -143,32 +153,73 @@ func layOutBuckets(model any, s *split, o *ddpOptions) *nativeReducer {
 				others = append(others, p)
 			}
 		}
-		for _, params := range fillBuckets(here, o.firstBucketBytes, rest) {
-			r.buckets = append(r.buckets, r.newBucket(params, over))
+		runs := fillBuckets(here, o.firstBucketBytes, rest)
+		weighs := -1
+		if o.join {
+			r.joins = newJoins(over.group().Rank(), over.group().Size())
+			weighs = weighingBucket(runs)
+		}
+		for i, params := range runs {
+			behind := 0
+			if i == weighs && o.hook == nil {
+				behind = over.group().Size()
+			}
+			flag := 0
+			if i == len(runs)-1 && o.static && o.hook == nil {
+				flag = 1
+			}
+			b := r.newBucket(params, over, behind+flag)
+			r.buckets = append(r.buckets, b)
+			if behind > 0 {
+				r.joins.bucket, r.joins.slots = i, b.behind.Narrow(0, 0, behind)
+			}
+			if flag > 0 {
+				r.static = &staticGraph{flag: b.behind.Narrow(0, behind, flag)}
+			}
 		}
 		trained = others
 	}
 	r.inOrder()
 	if o.hook != nil {
-		r.countApart()
+		r.countApart(o.static)
 	}
 	return r
 }
 
 // countApart has the buckets hold gradients alone, as hooks get them.
-func (r *nativeReducer) countApart() {
+func (r *nativeReducer) countApart(static bool) {
 	total := 0
 	for _, b := range r.buckets {
 		total += len(b.params)
 	}
+	numUsed := total
+	if r.joins != nil {
+		total += r.split.world.group().Size()
+	}
+	weighed := total
+	if static {
+		total++
+	}
 	r.counts = tensor.New(tensor.CPU(), tensor.Float32, total)
+	if r.joins != nil {
+		r.joins.bucket, r.joins.slots = -1, r.counts.Narrow(0, numUsed, weighed-numUsed)
+	}
+	if static {
+		r.static = &staticGraph{flag: r.counts.Narrow(0, weighed, 1)}
+	}
 	at := 0
 	for i, b := range r.buckets {
 		b.used = r.counts.Narrow(0, at, len(b.params))
 		at += len(b.params)
 		b.hooked = &GradBucket{Index: i, Grads: b.views, Params: b.params, IsLast: i == len(r.buckets)-1,
-			Buffer: b.flat.Narrow(0, 0, b.flat.NumElems()-len(b.params))}
+			Buffer: b.grads}
 	}
+}
+
+// weighingBucket returns the first bucket in which weights travel exactly, of those that hold
+// these parameters; 0 if there is none.
+func weighingBucket(runs [][]*nn.Parameter) int {
+	return max(0, slices.IndexFunc(runs, func(params []*nn.Parameter) bool { return params[0].Data().DType().Size() >= 4 }))
 }
 
 // inOrder puts the buckets of different ranks into the order in which they are full, about: that
@@ -185,16 +236,18 @@ func (r *nativeReducer) inOrder() {
 	slices.SortStableFunc(r.buckets, func(a, b *bucket) int { return first(b) - first(a) })
 }
 
-// newBucket makes the memory of a bucket, and has the gradients of its parameters
-// come to it.
-func (r *nativeReducer) newBucket(params []*nn.Parameter, over ranks) *bucket {
+// newBucket makes the memory of a bucket, with so many elements behind the gradients, and has the
+// gradients of its parameters come to it.
+func (r *nativeReducer) newBucket(params []*nn.Parameter, over ranks, behind int) *bucket {
 	numElems := 0
 	for _, p := range params {
 		numElems += p.Data().NumElems()
 	}
 	like := params[0].Data()
-	b := &bucket{params: params, ranks: over, flat: memoryFor(over.group())(like.Device(), like.DType(), numElems+len(params))}
+	b := &bucket{params: params, ranks: over, flat: memoryFor(over.group())(like.Device(), like.DType(), numElems+len(params)+behind)}
+	b.grads = b.flat.Narrow(0, 0, numElems)
 	b.used = b.flat.Narrow(0, numElems, len(params))
+	b.behind = b.flat.Narrow(0, numElems+len(params), behind)
 	if len(params) == 1 {
 		b.flat.SetName(params[0].Name() + ".grad")
 	} else {
@@ -225,16 +278,24 @@ func (r *nativeReducer) newBucket(params []*nn.Parameter, over ranks) *bucket {
 }
 
 func (r *nativeReducer) syncBuffers(ctx context.Context) error {
+	if r.joins != nil && r.joins.inside {
+		return errors.New("ddp: SyncBuffers in a Join: ranks that have ended would not take part; call it after the Join")
+	}
+	return r.shareBuffers(ctx)
+}
+
+// shareBuffers gives all ranks the buffers of rank 0, or in a Join of a rank that has not ended.
+func (r *nativeReducer) shareBuffers(ctx context.Context) error {
+	source := 0
+	if r.joins != nil {
+		source = r.joins.source
+	}
 	for _, s := range r.shared {
-		if err := s.broadcast(ctx, r.split.world); err != nil {
+		if err := s.broadcastFrom(ctx, r.split.world, source); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (r *nativeReducer) join(context.Context, func() error, joinOptions) error {
-	return errors.New("ddp: Join needs the option WithPyTorch, on every rank")
 }
 
 // forward begins a training pass with rank 0's buffers.
@@ -243,16 +304,25 @@ func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
 		return nil
 	}
 	// The average is a sum of gradients that are small from the start.
-	scale := 1 / float64(r.split.numSamplers())
-	if r.hooks != nil {
-		scale = 1 // hooks divide
-	}
-	c.Tape().ScaleGrads(scale)
+	c.Tape().ScaleGrads(r.share(r.split.numSamplers()))
 	r.checkTypes(c.Tape())
 	if !sync {
 		return nil
 	}
-	return r.syncBuffers(c)
+	return r.shareBuffers(c)
+}
+
+// share is what the gradients of this rank are multiplied by before they are summed, or before a
+// hook averages them.
+func (r *nativeReducer) share(ranks int) float64 {
+	share := 1 / float64(ranks)
+	if r.joins != nil {
+		share = r.joins.share()
+	}
+	if r.hooks != nil {
+		share *= float64(ranks) // hooks divide
+	}
+	return share
 }
 
 var errUnfinished = errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
@@ -267,11 +337,14 @@ func (r *nativeReducer) begin(sync bool) error {
 		return err
 	}
 	for _, rows := range r.rows {
-		if err := rows.begin(); err != nil {
+		if err := rows.begin(r.share(rows.ranks.group().Size())); err != nil {
 			return err
 		}
 	}
-	r.reducing, r.launched = sync, 0
+	r.reducing, r.launched, r.atEnd = sync, 0, false
+	if r.static != nil {
+		r.static.begin()
+	}
 	if r.hooks != nil {
 		r.hooks.last = nil
 	}
@@ -284,8 +357,8 @@ func (r *nativeReducer) begin(sync bool) error {
 		// in the next sum, each brings its share.
 		b.reduced = false
 		for i, p := range b.params {
-			if p.Grad() != nil && r.hooks == nil {
-				b.views[i].Scale(1 / float64(b.ranks.group().Size()))
+			if p.Grad() != nil {
+				b.views[i].Scale(r.share(b.ranks.group().Size()))
 			}
 		}
 	}
@@ -313,7 +386,12 @@ func (r *nativeReducer) gradReady(ctx context.Context, p *nn.Parameter) error {
 	if !r.reducing {
 		return nil
 	}
-	r.bucketOf[p].missing--
+	if err := r.bring(ctx); err != nil {
+		return err
+	}
+	if r.static.expects(p) {
+		r.bucketOf[p].missing--
+	}
 	r.launch(ctx)
 	return nil
 }
@@ -323,9 +401,18 @@ func (r *nativeReducer) gradReady(ctx context.Context, p *nn.Parameter) error {
 func (r *nativeReducer) launch(ctx context.Context) {
 	for r.launched < len(r.buckets) && r.buckets[r.launched].missing == 0 {
 		b := r.buckets[r.launched]
+		if r.static != nil && r.launched == len(r.buckets)-1 {
+			if !r.atEnd {
+				break // what it says of the pass is not known yet
+			}
+			r.static.fill()
+		}
 		b.used.Fill(1)
 		for _, i := range b.unused {
 			b.used.Narrow(0, i, 1).Fill(0)
+		}
+		if r.joins != nil && r.joins.bucket == r.launched {
+			r.joins.fill()
 		}
 		if r.hooks != nil {
 			b.work = r.hooks.average(ctx, b.hooked)
@@ -343,6 +430,7 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 			if p.Grad() != nil {
 				continue
 			}
+			r.static.misses(p)
 			b.views[i].Fill(0)
 			b.unused = append(b.unused, i)
 			if p.Frozen { // since NewDDP
@@ -355,9 +443,24 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 		}
 		b.missing = 0
 	}
+	if err := r.complete(ctx); err != nil {
+		return err
+	}
+	if r.static != nil {
+		r.learn()
+	}
+	return nil
+}
+
+// complete starts what is left to reduce, and waits for all of it.
+func (r *nativeReducer) complete(ctx context.Context) error {
+	r.atEnd = true
 	r.launch(ctx)
 	var counted *hooked
 	if r.hooks != nil {
+		if r.joins != nil {
+			r.joins.fill()
+		}
 		counted = r.hooks.countUses(ctx, r.counts)
 	}
 	var first error
@@ -384,7 +487,36 @@ func (r *nativeReducer) finish(ctx context.Context) error {
 	if first != nil {
 		return first
 	}
+	if r.static != nil {
+		if err := r.static.compare(ctx, r.split.world.group()); err != nil {
+			return err
+		}
+	}
 	r.dropUnused()
+	if r.joins != nil {
+		return r.weigh()
+	}
+	return nil
+}
+
+// weigh makes means of the sums, by the weights that the ranks had in the step.
+func (r *nativeReducer) weigh() error {
+	factor, err := r.joins.read()
+	if err != nil {
+		return err
+	}
+	r.allEnded = factor == 0
+	if factor != 1 && factor != 0 {
+		for _, b := range r.buckets {
+			b.grads.Scale(factor)
+		}
+		for _, rows := range r.rows {
+			rows.scale(factor)
+		}
+	}
+	if ended := r.joins.ended(); ended >= 0 && r.joins.early && !r.allEnded {
+		return &EarlyEndError{Rank: r.joins.rank, Ended: ended}
+	}
 	return nil
 }
 

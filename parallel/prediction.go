@@ -323,7 +323,7 @@ func (d *DDP) forecast() forecast {
 			break
 		}
 		flat := b.flat
-		f.extra += int64(len(b.params)) * int64(flat.DType().Size()) // used
+		f.extra += sizeOf(flat.Shape(), flat.DType()) - sizeOf(b.grads.Shape(), flat.DType()) // used and behind
 		f.calls = append(f.calls, plannedCall{b.ranks.group(), operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(flat.DType()), Count: flat.NumElems()}, b.ranks.group().LocalSize() > 1})
 	}
 	if len(r.rows) > 0 {

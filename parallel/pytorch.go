@@ -52,6 +52,7 @@ type PyTorchOptions struct {
 func WithPyTorch(o PyTorchOptions) DDPOption {
 	return func(all *ddpOptions) {
 		all.newReducer = func(ctx context.Context, model any, group *dist.Group, all *ddpOptions) (reducer, error) {
+			o.StaticGraph = o.StaticGraph || all.static
 			return newPyTorchReducer(ctx, model, group, all, o)
 		}
 	}

@@ -11,53 +11,12 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// JoinOption is an option of [DDP.Join]. All ranks give the same ones.
-type JoinOption func(*joinOptions)
-
-type joinOptions struct{ divideByLive, errorOnEarlyEnd bool }
-
-// WithDivideByLive divides gradients by the number of ranks that still have
-// inputs, instead of by the group's size: PyTorch's
-// divide_by_initial_world_size=False.
-func WithDivideByLive() JoinOption { return func(o *joinOptions) { o.divideByLive = true } }
-
-// WithWithErrorOnEarlyEnd ends the training of all ranks with an [EarlyEndError] when
-// one of them has no inputs any more: PyTorch's throw_on_early_termination.
-func WithErrorOnEarlyEnd() JoinOption { return func(o *joinOptions) { o.errorOnEarlyEnd = true } }
-
-// EarlyEndError says that a rank has run out of inputs before the others.
-type EarlyEndError struct {
-	Rank int  // this rank
-	Self bool // it is the one without inputs
-}
-
-func (e *EarlyEndError) Error() string {
-	if e.Self {
-		return fmt.Sprintf("ddp: join: rank %d has no more inputs, and WithErrorOnEarlyEnd ends the training of all", e.Rank)
-	}
-	return fmt.Sprintf("ddp: join: another rank than %d has no more inputs, and WithErrorOnEarlyEnd ends the training of all", e.Rank)
-}
-
-// Join runs a training loop whose number of steps may differ between ranks, as
-// PyTorch's join does. It needs the option [WithPyTorch]. When fn has returned, the
-// rank goes on with collectives that match those of the ranks that still train:
-// it brings gradients of zero. At the end all ranks have the state of the highest
-// of those that trained longest. An error of fn is returned at once, and the other
-// ranks wait on: fail or close the group then.
-//
-// All steps inside are forward passes of this DDP, followed by the backward pass
-// if it is training. The model must have no collectives of its own.
-func (d *DDP) Join(ctx context.Context, fn func() error, opts ...JoinOption) error {
-	var o joinOptions
-	for _, opt := range opts {
-		opt(&o)
-	}
-	return d.reducer.join(ctx, fn, o)
-}
-
 func (p *pytorchReducer) join(ctx context.Context, fn func() error, o joinOptions) error {
 	if p.joining != nil {
 		return errors.New("ddp: Join inside a Join")
+	}
+	if o.step != nil {
+		return errors.New("ddp: join: WithJoinedStep with WithPyTorch: PyTorch's ranks do not step when they have ended; leave it out")
 	}
 	p.joining = &o
 	defer func() { p.joining, p.divisor = nil, float64(p.group.Size()) }()
@@ -77,7 +36,7 @@ func (p *pytorchReducer) join(ctx context.Context, fn func() error, o joinOption
 			if _, err := p.sumOf(ctx, 1, "tell the ranks of the early end"); err != nil {
 				return err
 			}
-			return &EarlyEndError{Rank: p.group.Rank(), Self: true}
+			return &EarlyEndError{Rank: p.group.Rank(), Ended: p.group.Rank()}
 		}
 		if err := p.shadow(ctx); err != nil {
 			return err
@@ -110,7 +69,7 @@ func (p *pytorchReducer) notify(ctx context.Context) error {
 	}
 	ended, err := p.sumOf(ctx, 0, "ask for an early end")
 	if err == nil && ended != 0 {
-		err = &EarlyEndError{Rank: p.group.Rank()}
+		err = &EarlyEndError{Rank: p.group.Rank(), Ended: -1}
 	}
 	return err
 }

@@ -267,7 +267,7 @@ func (p *shardPass) begin(context.Context) error {
 		}
 	}
 	for _, rows := range f.rows {
-		if err := rows.begin(); err != nil {
+		if err := rows.begin(1 / float64(rows.ranks.group().Size())); err != nil {
 			return err
 		}
 	}
@@ -397,7 +397,7 @@ func (f *FSDP) reduce(ctx context.Context) error {
 	var err error
 	for _, rows := range f.rows {
 		if err == nil {
-			err = rows.begin()
+			err = rows.begin(1 / float64(rows.ranks.group().Size()))
 		}
 	}
 	if err == nil && f.failed {

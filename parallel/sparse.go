@@ -22,16 +22,16 @@ type rowSync struct {
 	reduced bool            // the rows are the same on every rank
 }
 
-// begin prepares the sparse parameters for a backward pass.
-func (r *rowSync) begin() error {
+// begin prepares the sparse parameters for a backward pass, of whose sum this rank brings a share.
+func (r *rowSync) begin(share float64) error {
 	for _, p := range r.sparse {
 		if !p.Sparse {
 			return fmt.Errorf("%s: %s was sparse when the model was wrapped and is not any more, so its gradient would differ between ranks: wrap a model again", r.by, p.Name())
 		}
 		// As with buckets, averages that nobody has dropped are added to, and each
 		// rank brings its share of them.
-		if g := p.RowGrad(); g != nil && r.reduced && !r.whole {
-			g.Rows.Scale(1 / float64(r.ranks.group().Size()))
+		if g := p.RowGrad(); g != nil && r.reduced {
+			g.Rows.Scale(share)
 		}
 	}
 	r.reduced = false
@@ -74,6 +74,15 @@ func (r *rowSync) sum(ctx context.Context) error {
 	}
 	r.reduced = true
 	return nil
+}
+
+// scale multiplies the gradients by a factor.
+func (r *rowSync) scale(factor float64) {
+	for _, p := range r.sparse {
+		if g := p.RowGrad(); g != nil {
+			g.Rows.Scale(factor)
+		}
+	}
 }
 
 // sumOf gathers the rows of one parameter, of which rank r has counts[r],
