@@ -60,6 +60,7 @@ type DDP struct {
 	frozen  []*nn.Parameter `name:"-"` // when the DDP was made
 	sync    bool            // false inside of NoSync
 	late    stragglerWatch
+	hook    Hook
 	tapes   []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
 }
 
@@ -170,7 +171,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 
 // newDDP returns a DDP without a reducer.
 func newDDP(model any, group *dist.Group, o *ddpOptions) *DDP {
-	d := &DDP{Model: model, group: group, sync: true, late: watchStragglers(group, o)}
+	d := &DDP{Model: model, group: group, hook: o.hook, sync: true, late: watchStragglers(group, o)}
 	for _, p := range nn.Parameters(model) {
 		if p.Frozen {
 			d.frozen = append(d.frozen, p)
@@ -331,4 +332,11 @@ func (d *DDP) StateDict() nn.NamedTensors { return nn.StateDict(d.Model) }
 func (*DDP) Layout(p *nn.Parameter) mesh.Layout { return mesh.Layout{Shape: p.Data().Shape()} }
 
 // String says over how many ranks the model is replicated.
-func (d *DDP) String() string { return fmt.Sprintf("DDP over %s", countRanks(d.group.Size())) }
+// It names the hook.
+func (d *DDP) String() string {
+	s := fmt.Sprintf("DDP over %s", countRanks(d.group.Size()))
+	if d.hook != nil {
+		s += fmt.Sprintf(", hook %s", d.hook)
+	}
+	return s
+}

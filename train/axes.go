@@ -64,8 +64,11 @@ func (r *trainer[B]) spread(ctx context.Context) (parallel.Strategy, error) {
 	case r.axes.World.Size() == 1:
 		return parallel.NewSingle(r.task.Model)
 	}
-	slow := func(s parallel.Straggler) { r.report.Notice(s.String()) }
-	return parallel.NewDDP(ctx, r.task.Model, r.axes.Data, parallel.WithOnStraggler(slow))
+	opts, err := r.ddpOptions()
+	if err != nil {
+		return nil, settled(err)
+	}
+	return parallel.NewDDP(ctx, r.task.Model, r.axes.Data, opts...)
 }
 
 // onDeviceOf makes a pass run where a model computes: on the device of its

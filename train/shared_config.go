@@ -80,6 +80,9 @@ func (c SharedConfig) validate(task string) error {
 	if err := c.checkZeRO1(task); err != nil {
 		return err
 	}
+	if err := c.checkHook(task); err != nil {
+		return err
+	}
 	if err := checkPolicies(task, c.DType, c.NaN); err != nil {
 		return err
 	}
@@ -105,7 +108,7 @@ func (c SharedConfig) validate(task string) error {
 func (c SharedConfig) options(from *SavedRun) Options {
 	o := Options{
 		Out: c.Out, From: from, sought: true, Batch: c.size().total(), Accumulate: c.Accumulate,
-		DType: c.DType, Clip: c.Clip, ZeRO1: c.ZeRO1, NaN: c.NaN, Seed: c.Seed,
+		DType: c.DType, Clip: c.Clip, ZeRO1: c.ZeRO1, Hook: c.Hook, NaN: c.NaN, Seed: c.Seed,
 		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, Unproved: c.Unproved,
 	}
 	if c.Prove {

@@ -188,6 +188,9 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
+	if err := r.checkHooked(); err != nil {
+		return settled(err)
+	}
 	r.sharded = isSharded(r.model)
 	if err := r.makeOptimizer(ctx, params); err != nil {
 		return settled(err)
@@ -212,6 +215,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 			return settled(err)
 		}
 		r.keptBest(ctx)
+		r.tellHook()
 		if was := r.standing.Batch; was > 0 && r.o.Batch > 0 && was != r.o.Batch {
 			r.report.Notice(fmt.Sprintf("a step takes %d samples from here on, %d before: the steps of the run are counted as if all had %d", r.o.Batch, was, r.o.Batch))
 		}

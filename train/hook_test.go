@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"math"
+	"strings"
+	"testing"
+)
+
+// TestHook: a run with a hook learns as one without it, and says that it has one.
+func TestHook(t *testing.T) {
+	c := layered(t, writeText(t, 40_000))
+	c.Batch, c.Steps, c.Warmup, c.LRFloor = 24, 8, 0, 1
+	plain := replicas(t, c, 2, false)
+	plain.Out += "-plain"
+	ddp, err := run(t, 2, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for hook, name := range map[string]string{"bf16": "bf16", "powersgd:2": "powersgd: {Rank:2"} {
+		d := replicas(t, c, 2, false)
+		d.Out, d.Hook = c.Out+"-"+strings.ReplaceAll(hook, ":", "-"), hook
+		l, err := run(t, 2, d)
+		if err != nil {
+			t.Fatalf("%s: %v", hook, err)
+		}
+		if !strings.HasPrefix(l.start.Strategy, "DDP over 2 ranks, hook "+name) {
+			t.Errorf("the run is spread as %q", l.start.Strategy)
+		}
+		last := c.Steps
+		if off := math.Abs(l.losses[last] - ddp.losses[last]); !(off < 0.02) || hook == "bf16" && off == 0 {
+			t.Errorf("%s: the loss of step %d is %v, without the hook %v", hook, last, l.losses[last], ddp.losses[last])
+		}
+	}
+}
+
+// TestHookRefuses: settings that no hook can follow are refused by name.
+func TestHookRefuses(t *testing.T) {
+	c := layered(t, writeText(t, 40_000))
+	for _, name := range []string{"fsdp2", "tp2", "pp2"} {
+		d, ranks := onMesh(t, c, name)
+		d.Hook = "bf16"
+		if _, err := run(t, ranks, d); err == nil || !strings.Contains(err.Error(), "--hook bf16 averages the gradients of replicas of the whole model, and --"+name[:len(name)-1]+" is 2") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, hook := range []string{"bf17", "powersgd", "powersgd:0", "powersgd:x"} {
+		d := replicas(t, c, 2, false)
+		d.Hook = hook
+		if _, err := run(t, 2, d); err == nil || !strings.Contains(err.Error(), "want bf16, fp16 or powersgd:RANK") {
+			t.Errorf("%s: %v", hook, err)
+		}
+	}
+}
