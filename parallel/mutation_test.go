@@ -179,6 +179,7 @@ var untyped = map[string]string{
 	"sumLeft":         "a hook's matrices, as Average",
 	"sumRight":        "a hook's matrices, as Average",
 	"firstReport":     "a description of a pass, for an error",
+	"shareBytes":      "bytes that rank 0 of an island has: they are no tensor",
 	"countUses":       "how many ranks have used each parameter: only zero counts",
 	"balanceExperts":  "how often each expert was chosen, which is compared with the mean of all: a factor changes nothing",
 }

@@ -41,7 +41,8 @@ type PyTorchOptions struct {
 // of one group need the same parameters in the same order (a module's own ones
 // before those of its children, as named_parameters has them) and the same
 // options. TORCH_DISTRIBUTED_DEBUG must not be DETAIL on PyTorch's ranks, which
-// adds collectives, and they must not register communication hooks.
+// adds collectives. Where they register bf16_compress_hook or fp16_compress_hook, give
+// [WithHook] with [BF16Hook] or [FP16Hook]; they must register no other hook.
 //
 // A gradient is multiplied by 1/ranks when it is copied into its bucket, and the
 // sums are copied back: gradients of a pass that is not synchronised are whole,

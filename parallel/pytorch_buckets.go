@@ -41,6 +41,9 @@ func (p *pytorchReducer) setBuckets(assigned [][]int) {
 		}
 		b := &pytorchBucket{indices: indices}
 		b.flat, b.views = flatten(alloc, like)
+		if p.hook != nil {
+			b.low = alloc(b.flat.Device(), p.hook.dtype, b.flat.NumElems())
+		}
 		p.buckets[i] = b
 	}
 }

@@ -104,7 +104,7 @@ func (p *pytorchReducer) shadow(ctx context.Context) error {
 	var works []*dist.Work
 	for _, b := range p.buckets {
 		b.flat.Fill(0)
-		works = append(works, p.group.AllReduceAsync(ctx, b.flat, dist.Sum))
+		works = append(works, p.reduceBucket(ctx, b))
 	}
 	if p.o.FindUnused {
 		p.used.Fill(0)

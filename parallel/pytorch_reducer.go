@@ -23,8 +23,9 @@ type pytorchReducer struct {
 	limits  []int // sizes at which buckets are full
 	params  []*nn.Parameter
 	indexOf map[*nn.Parameter]int
-	state   *coalesced // what the ranks have in common after Join
-	buffers *coalesced // what forward passes broadcast, nil for nothing
+	state   *coalesced    // what the ranks have in common after Join
+	buffers *coalesced    // what forward passes broadcast, nil for nothing
+	hook    *compressHook // nil for none
 
 	buckets  []*pytorchBucket
 	bucketOf []int // of each parameter
@@ -50,6 +51,7 @@ type pytorchBucket struct {
 	indices []int
 	flat    *tensor.Tensor
 	views   []*tensor.Tensor
+	low     *tensor.Tensor // what a hook sends; nil without one
 	missing int
 	work    *dist.Work
 }
@@ -60,6 +62,13 @@ func newPyTorchReducer(ctx context.Context, model any, group *dist.Group, o *ddp
 	p := &pytorchReducer{
 		o: pt, group: group, limits: []int{o.firstBucketBytes, o.bucketBytes},
 		syncNext: true, indexOf: map[*nn.Parameter]int{}, divisor: float64(group.Size()),
+	}
+	if o.hook != nil {
+		h, known := o.hook.(*compressHook)
+		if !known {
+			return nil, fmt.Errorf("ddp: WithHook(%s) beside PyTorch's ranks: give BF16Hook or FP16Hook, which both sides know; the order in which other hooks of PyTorch send depends on its threads", o.hook)
+		}
+		p.hook = h
 	}
 	params := inPyTorchOrder(nn.Parameters(model), (*nn.Parameter).Name)
 	if err := p.train(params); err != nil {
@@ -250,19 +259,31 @@ func (p *pytorchReducer) bring(ctx context.Context, k int) {
 
 func (p *pytorchReducer) fill(k int) {
 	view := p.buckets[p.bucketOf[k]].views[p.offsetOf[k]]
-	if g := p.params[k].Grad(); g != nil {
-		view.CopyScaled(1/p.divisor, g)
-	} else {
+	switch g := p.params[k].Grad(); {
+	case g == nil:
 		view.Fill(0)
+	case p.hook != nil: // which divides
+		view.CopyFrom(g)
+	default:
+		view.CopyScaled(1/p.divisor, g)
 	}
 }
 
 func (p *pytorchReducer) launch(ctx context.Context) {
 	for p.launched < len(p.buckets) && p.buckets[p.launched].missing == 0 {
 		b := p.buckets[p.launched]
-		b.work = p.group.AllReduceAsync(ctx, b.flat, dist.Sum)
+		b.work = p.reduceBucket(ctx, b)
 		p.launched++
 	}
+}
+
+// reduceBucket starts the all-reduce of a bucket, in the dtype of the hook.
+func (p *pytorchReducer) reduceBucket(ctx context.Context, b *pytorchBucket) *dist.Work {
+	if p.hook == nil {
+		return p.group.AllReduceAsync(ctx, b.flat, dist.Sum)
+	}
+	p.hook.compress(b.low, b.flat, p.group.Size())
+	return p.group.AllReduceAsync(ctx, b.low, dist.Sum)
 }
 
 // finish ends a backward pass: it brings what is left, waits for all, and hands
@@ -351,6 +372,11 @@ func (p *pytorchReducer) shareUsed(ctx context.Context) *dist.Work {
 // handOut replaces the gradients by the sums. A parameter that no rank has used
 // keeps what it has.
 func (p *pytorchReducer) handOut() {
+	if p.hook != nil {
+		for _, b := range p.buckets {
+			p.hook.restore(b.flat, b.low)
+		}
+	}
 	var used []int64
 	for k, param := range p.params {
 		if (p.o.FindUnused || p.o.StaticGraph) && !p.usedHere[k] {

@@ -12,6 +12,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 warnings.simplefilter("ignore")
@@ -57,6 +58,8 @@ def play(case, rank):
     name, _, dtypes = case["model"].partition(" ")
     model = DTypes(dtypes.split(), rank) if name == "dtypes" else {"mlp": MLP, "branches": Branches, "linears": linears, "large": large, "wide": wide}[case["model"]]()
     m = DistributedDataParallel(model, **case.get("ddp", {}))
+    if "hook" in case:
+        m.register_comm_hook(None, getattr(default_hooks, case["hook"] + "_compress_hook"))
     opt = getattr(torch.optim, case["optimizer"])(m.parameters(), **case["options"])
     counts = case["steps"]
     join = case.get("join")
