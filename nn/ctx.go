@@ -32,6 +32,8 @@ type pass struct {
 	tape   *tensor.Tape
 	leaves map[*Parameter]*tensor.Tensor
 	sink   func(p *Parameter) tensor.Leaf // nil: gradients go to the parameters
+	// buffers has the data of buffers in this pass; see BindBuffer.
+	buffers map[*Buffer]*tensor.Tensor
 	// calls are the modules being run, outermost first. A panic leaves it as
 	// it was, which tells where it came from.
 	calls []any
@@ -326,7 +328,7 @@ func (c *Ctx) Buffer(b *Buffer) *tensor.Tensor {
 	if s := c.pass.shapes; s != nil {
 		return s.standIn(b.Data)
 	}
-	return c.pass.tape.Const(b.Data)
+	return c.pass.tape.Const(c.BufferData(b))
 }
 
 // ForwardError is a failure inside a forward pass, with the module it

@@ -47,6 +47,7 @@
 //	activations.go activations; losses.go, accuracy.go
 //	sequential.go  modules one after the other
 //	recompute.go   activation checkpointing
+//	fork.go        passes over some of the samples, at the same time; buffers of a pass
 //	lora.go        matrices that are trained beside frozen weights
 //	backward.go    a forward and a backward pass in one call
 //	check.go       what is wrong with the options of a layer, told in one error

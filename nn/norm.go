@@ -102,9 +102,9 @@ func (n *BatchNorm) normalise(c *Ctx, x, residual *tensor.Tensor, relu bool) *te
 	}
 	// A training pass that is run again has moved the statistics already.
 	if n.RunningMean != nil && !(c.Training() && c.Recomputing()) {
-		o.RunningMean, o.RunningVar = n.RunningMean.Data, n.RunningVar.Data
+		o.RunningMean, o.RunningVar = c.BufferData(n.RunningMean), c.BufferData(n.RunningVar)
 		if n.NumBatchesTracked != nil {
-			o.NumBatches = n.NumBatchesTracked.Data
+			o.NumBatches = c.BufferData(n.NumBatchesTracked)
 		}
 	}
 	if c.IsShapesOnly() {

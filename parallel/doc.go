@@ -115,6 +115,7 @@
 //	strategy.go         the interface, and what a model must be like to be wrapped
 //	step.go             the passes of a step, one after the other
 //	single.go           one rank
+//	data_parallel.go    one process over several devices or groups of threads
 //	ddp.go              DDP and its options: when replicas are synchronised
 //	fully_shard.go      FSDP and its options: FullyShard, and what a training loop calls
 //	shard_policy.go     which module is a unit, and which unit has a parameter

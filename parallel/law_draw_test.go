@@ -62,6 +62,7 @@ func drawSplit(seed uint64, strategies []string) draw {
 	if !d.shards() {
 		d.Replicate, d.Shard = d.Replicate*d.Shard, 1
 	}
+	inOne := d.Strategy == "dp"
 	d.Float64 = d.Float64 && d.Strategy != "zero1" // whose steps are package optim's
 	if d.Float64 {
 		d.Optimizer = "sgd" // the optimizers of package optim take float32
@@ -73,6 +74,11 @@ func drawSplit(seed uint64, strategies []string) draw {
 	d.Evaluate, d.File, d.Twice = chance(r, 0.2), chance(r, 0.2), chance(r, 0.2)
 	d.Stepped = !d.EveryPass && chance(r, 0.5)
 	d.Model = drawModel(r, d.Optimizer != "adamw" && !d.Float64) // gradients by rows are float32
+	if d.Model.Sparse = d.Model.Sparse && !inOne; inOne {        // replicas have whole gradients, and one batch
+		for i := range d.Model.Blocks {
+			d.Model.Blocks[i].Branch = false
+		}
+	}
 	if d.Model.branches() && d.Policy != "" {
 		d.Policy = "blocks" // every rank must run all units
 	}
@@ -127,6 +133,14 @@ func (d draw) shards() bool { return d.Strategy == "fsdp" || d.Strategy == "mesh
 
 func (d draw) ranks() int { return d.Replicate * d.Shard }
 
+// processes is how many ranks there are: one, which has all replicas, under dp.
+func (d draw) processes() int {
+	if d.Strategy == "dp" {
+		return 1
+	}
+	return d.ranks()
+}
+
 // calls is how often a rank calls the model in a pass.
 func (d draw) calls() int {
 	if d.Twice {
@@ -144,6 +158,14 @@ func (d draw) batches(r *rand.Rand) [][]lawBatch {
 func (d draw) ofRank(batches [][]lawBatch, rank int) [][]lawBatch {
 	var own [][]lawBatch
 	for _, all := range batches {
+		if d.Strategy == "dp" {
+			var calls []lawBatch
+			for part := range slices.Chunk(all, d.ranks()) {
+				calls = append(calls, join(part))
+			}
+			own = append(own, calls)
+			continue
+		}
 		own = append(own, all[rank*d.calls():(rank+1)*d.calls()])
 	}
 	return own
@@ -518,7 +540,7 @@ func (t *trainer) step(ctx context.Context, batches [][]lawBatch, valid int) err
 		}
 	}
 	loss := 0.0
-	if t.draw.Stepped && t.ranks > 1 {
+	if _, alone := t.strategy.(*Single); t.draw.Stepped && !alone {
 		var err error
 		if loss, err = t.wholeStep(ctx, batches, valid); err != nil {
 			return err
@@ -678,6 +700,9 @@ func (d draw) dimOf(shape []int) int {
 
 // wrap splits a model as the draw says.
 func (d draw) wrap(ctx context.Context, g *dist.Group, model any) (Strategy, error) {
+	if d.Strategy == "dp" {
+		return NewDataParallel(model, threadGroups(d.Replicate))
+	}
 	if !d.shards() {
 		return NewDDP(ctx, model, g, d.ddpOptions()...)
 	}

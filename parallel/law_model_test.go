@@ -143,7 +143,8 @@ func (m modelDraw) build(seed int64, dtype tensor.DType) *lawModel {
 // Forward takes ids [batch, time] to logits [batch, time, vocabulary].
 func (l *lawModel) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	if c.Training() {
-		l.Seen.Data.CopyFrom(l.Seen.Data.AddScalar(1))
+		seen := c.BufferData(l.Seen)
+		seen.CopyFrom(seen.AddScalar(1))
 	}
 	x := tensor.Embedding(c.Param(l.Tokens), ids)
 	if l.Rows != nil {
@@ -233,7 +234,7 @@ func (a *lawAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	}
 	time := x.Dim(1)
 	scores := q.Unsqueeze(2).Mul(k.Unsqueeze(1)).Sum(-1).MulScalar(1 / math.Sqrt(float64(x.Dim(2)))) // [batch, time, time]
-	future := tensor.Full(1, time, time).Triu(1).GtScalar(0)
+	future := tensor.On(x.Device()).Full(1, time, time).Triu(1).GtScalar(0)
 	weights := scores.MaskedFill(future, math.Inf(-1)).Softmax(-1)
 	return c.Call(a.Out, weights.Unsqueeze(-1).Mul(v.Unsqueeze(1)).Sum(2))
 }

@@ -26,7 +26,7 @@ var (
 	drawnAxes = flag.String("axes", "", "the axes of the meshes that TestLawOfMeshes draws, all by default")
 )
 
-// lawStrategies are those that the law is tested for.
+// lawStrategies are those over ranks that the law is tested for. dp is one process.
 var lawStrategies = []string{"ddp", "fsdp", "mesh", "zero1"}
 
 // TestLaw: any way to split a model's training among ranks equals one rank's.
@@ -54,7 +54,7 @@ func TestLaw(t *testing.T) {
 	}
 	count, rounded := make(map[string]int), 0
 	for i := range n {
-		d := drawSplit(seed<<32+uint64(i), lawStrategies)
+		d := drawSplit(seed<<32+uint64(i), append([]string{"dp"}, lawStrategies...))
 		d.rounded = &rounded
 		if err := d.check(t); err != nil {
 			d.rounded = nil
@@ -148,8 +148,8 @@ func (d draw) check(t *testing.T) error {
 
 // onRanks trains on ranks; see onRank.
 func (d draw) onRanks(t *testing.T, from map[string]part, dir string) (outcome, error) {
-	ranks := make([]outcome, d.ranks())
-	err := spawn(t, d.ranks(), func(ctx context.Context, g *dist.Group) (err error) {
+	ranks := make([]outcome, d.processes())
+	err := spawn(t, d.processes(), func(ctx context.Context, g *dist.Group) (err error) {
 		ranks[g.Rank()], err = d.onRank(ctx, g, from, dir)
 		return err
 	})

@@ -306,6 +306,22 @@ func whole(p *nn.Parameter) []int { return p.Data().Shape() }
 
 func (s *Single) forecast() forecast { return forecast{model: s.Model, shape: whole, whole: whole} }
 
+// forecast is that of the model on the first device. The others have copies of the parameters, and
+// each replica has gradients of its own until they are added up.
+func (d *DataParallel) forecast() forecast {
+	f := forecast{model: d.Model, shape: whole, whole: whole}
+	if n := int64(len(d.devices)); n > 1 {
+		for _, p := range nn.Parameters(d.Model) {
+			size := sizeOf(p.Data().Shape(), p.Data().DType())
+			f.extra += (n - 1) * size
+			if !p.Frozen {
+				f.extra += n * size
+			}
+		}
+	}
+	return f
+}
+
 func (d *DDP) forecast() forecast {
 	f := forecast{model: d.Model, shape: whole, whole: whole}
 	r, ok := d.reducer.(*nativeReducer)

@@ -89,6 +89,7 @@ var (
 	_ Strategy = (*FSDP)(nil)
 	_ Strategy = (*Parallel)(nil)
 	_ Strategy = (*DiLoCo)(nil)
+	_ Strategy = (*DataParallel)(nil)
 
 	_ nn.Interceptor = (*FSDP)(nil)
 )

@@ -42,6 +42,17 @@ func SetNumThreads(n int) error {
 	return nil
 }
 
+// NewThreadGroup returns a device that is this processor with numThreads threads of its own,
+// beside those of [CPU]. name is for people, such as "cpu:1". Each call starts other threads,
+// which stay until the process ends. What is computed on one group waits for no other group, so
+// goroutines that each have a group of their own compute at the same time.
+func NewThreadGroup(name string, numThreads int) (Device, error) {
+	if numThreads < 1 || numThreads > maxThreads {
+		return nil, fmt.Errorf("tensor: thread group %q: %d threads: want 1 to %d", name, numThreads, maxThreads)
+	}
+	return theCPU().Group(name, numThreads), nil
+}
+
 // MemoryInUse returns how many bytes the tensors of this process hold on the CPU now, and the
 // most that they have held at once since [ResetMemoryPeak]. Shared tensors count too. The
 // memory that Cohort keeps for later tensors does not.

@@ -31,17 +31,23 @@ import (
 // CPU is the device. Several goroutines may use it at once; their loops then
 // run on fewer threads each.
 type CPU struct {
+	name    string
 	threads *work.Pool
 	memory  *mem.Pool
 }
 
 // New returns a device that computes on numThreads threads.
 func New(numThreads int) *CPU {
-	return &CPU{threads: work.New(numThreads), memory: mem.NewPool()}
+	return &CPU{name: "cpu", threads: work.New(numThreads), memory: mem.NewPool()}
 }
 
-// Name returns "cpu".
-func (*CPU) Name() string { return "cpu" }
+// Group returns a device with numThreads other threads, and the memory of c.
+func (c *CPU) Group(name string, numThreads int) *CPU {
+	return &CPU{name: name, threads: work.New(numThreads), memory: c.memory}
+}
+
+// Name returns "cpu", or the name of a group of threads.
+func (c *CPU) Name() string { return c.name }
 
 // NumThreads returns how many threads compute.
 func (c *CPU) NumThreads() int { return c.threads.NumThreads() }
