@@ -283,3 +283,37 @@ func TestZeroRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestZeroFaults: a rank that leaves is named by the others, in the update, and Step says what to call.
+func TestZeroFaults(t *testing.T) {
+	t.Parallel()
+	told := make([]error, 3)
+	err := spawn(t, 3, func(ctx context.Context, g *dist.Group) error {
+		r, err := newZeroRun(ctx, g, "adamw", true)
+		if err != nil {
+			return err
+		}
+		if err := r.steps(ctx, 1); err != nil {
+			return err
+		}
+		if g.Rank() == 2 {
+			return errors.New("leaves before the second update")
+		}
+		told[g.Rank()] = Update(ctx, r.opt, nil)
+		return nil
+	})
+	for rank, e := range told[:2] {
+		if e == nil || !strings.Contains(e.Error(), "zero redundancy optimizer: broadcast ") || !strings.Contains(e.Error(), "rank 2") {
+			t.Errorf("rank %d is told %v", rank, e)
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "leaves before the second update") {
+		t.Errorf("the job ended with %v", err)
+	}
+	defer func() {
+		if e, ok := recover().(*tensor.Error); !ok || !strings.Contains(e.Error(), "parallel.Update(ctx, optimizer, scale)") {
+			t.Errorf("Step panicked with %v", e)
+		}
+	}()
+	(&ZeroRedundancyOptimizer{}).Step(nil)
+}
