@@ -35,7 +35,8 @@ func ShardModels() []string { return []string{"gpt", "mlp", "llama", "moe"} }
 
 // ShardStrategies are the ways in which Shard spreads a model over the ranks. Under
 // single, every rank trains a model of its own, at the same time as the others: what the
-// machine allows without communication.
+// machine allows without communication. Under dp the process of rank 0 trains on the samples of all
+// ranks, with as many groups of threads as there are ranks, and the other ranks wait.
 //
 // Beside these names a strategy can be a mesh: axes with their sizes, outermost first, such as
 // fsdp2.tp2. An axis without a size has the ranks that the others leave, so tp alone is a mesh of
@@ -45,7 +46,7 @@ func ShardStrategies() []string {
 }
 
 // namedStrategies are those that are no mesh.
-func namedStrategies() []string { return []string{"single", "ddp", "zero1", "fsdp", "hsdp"} }
+func namedStrategies() []string { return []string{"single", "dp", "ddp", "zero1", "fsdp", "hsdp"} }
 
 // Validate reports the first option that makes no sense.
 func (o ShardOptions) Validate() error {
@@ -147,6 +148,10 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 		return Result{}, fmt.Errorf("bench shard: %w", err)
 	}
 	w := newModel(StepOptions{Model: o.Model, DType: o.DType, Batch: o.Batch})
+	batch := w.batch // of a rank, or a group of threads
+	if o.Strategy == "dp" && group.Rank() == 0 {
+		w = newModel(StepOptions{Model: o.Model, DType: o.DType, Batch: batch * group.Size()})
+	}
 	numParams := nn.NumParams(w.model)
 	parts, err := w.microbatches(o.Microbatches)
 	if err != nil {
@@ -175,7 +180,7 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	if predicted.NoSent != nil {
 		predicted.SentBytes = -1
 	}
-	m, err := w.measureShard(ctx, group, strategy, parts, o.Steps)
+	m, err := w.measureShard(ctx, group, strategy, parts, o.Steps, o.Strategy == "dp" && group.Rank() > 0)
 	if err != nil {
 		return Result{}, err
 	}
@@ -196,7 +201,7 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 	}
 	return Result{
 		Bench: "shard", Case: o.Strategy, Model: o.Model, Transport: group.Transport(), DType: o.DType,
-		Ranks: group.Size(), Threads: tensor.NumThreads(), Batch: w.batch, Params: numParams,
+		Ranks: group.Size(), Threads: tensor.NumThreads(), Batch: batch, Params: numParams,
 		MedianMicros: micros(m.steps.median()), MinMicros: micros(m.steps.quantile(0)),
 		GFlopPerSec: perSecond(w.flops*float64(grid.numBatches()), m.steps.median()),
 		Sharding:    s,
@@ -210,6 +215,15 @@ func newStrategy(ctx context.Context, model any, group *dist.Group, name string,
 	switch name {
 	case "single":
 		return parallel.NewSingle(model)
+	case "dp":
+		if group.Rank() > 0 {
+			return parallel.NewSingle(model)
+		}
+		devices, err := threadGroups(group.Size())
+		if err != nil {
+			return nil, err
+		}
+		return parallel.NewDataParallel(model, devices)
 	case "ddp", "zero1":
 		return parallel.NewDDP(ctx, model, group)
 	case "fsdp":
@@ -239,6 +253,19 @@ func (w *workload) beginOn(ctx context.Context, group *dist.Group, divide bool) 
 	return err
 }
 
+// threadGroups returns the CPU and further groups of as many threads.
+func threadGroups(n int) ([]tensor.Device, error) {
+	devices := []tensor.Device{tensor.CPU()}
+	for i := 1; i < n; i++ {
+		g, err := tensor.NewThreadGroup(fmt.Sprintf("cpu:%d", i), tensor.NumThreads())
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, g)
+	}
+	return devices, nil
+}
+
 // sharded is what steps of a rank took.
 type sharded struct {
 	steps, exposed times
@@ -246,8 +273,8 @@ type sharded struct {
 }
 
 // measureShard runs training steps, the first few of which do not count. The bytes are
-// those of the step that took most.
-func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy parallel.Strategy, parts []samples, numSteps int) (*sharded, error) {
+// those of the step that took most. An idle rank waits for the others.
+func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy parallel.Strategy, parts []samples, numSteps int, idle bool) (*sharded, error) {
 	const warmUp = 5
 	m := &sharded{}
 	for i := range warmUp + numSteps {
@@ -259,8 +286,10 @@ func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy
 		}
 		tensor.ResetMemoryPeak()
 		before, start := group.Traffic(), time.Now()
-		if err := w.step(ctx, strategy, parts); err != nil {
-			return nil, err
+		if !idle {
+			if err := w.step(ctx, strategy, parts); err != nil {
+				return nil, err
+			}
 		}
 		took, waited := time.Since(start), group.Traffic().Since(before).Waited
 		if err := group.Barrier(ctx); err != nil { // the others have read what they take

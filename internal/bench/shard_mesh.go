@@ -97,6 +97,8 @@ func meshOf(strategy string, numRanks int) (m *strategyMesh, err error) {
 	switch strategy {
 	case "single", "ddp":
 		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}}, nil
+	case "dp":
+		return &strategyMesh{sizes: map[string]int{}}, nil
 	case "zero1":
 		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}, updaters: numRanks}, nil
 	case "hsdp":
