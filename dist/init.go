@@ -41,6 +41,9 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	if err := o.apply(opts); err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
+	if err := o.backendFromEnv(); err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
+	}
 	job, err := findBackend(o.backendFor(hostKind)).start(ctx, &o.Settings)
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)

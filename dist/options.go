@@ -56,6 +56,25 @@ func (o *options) backendFor(kind string) string {
 	return cmp.Or(o.backends[kind], backends[0].name)
 }
 
+// backendFromEnv takes the backend for the host's memory that the environment names, if the
+// options name none.
+func (o *options) backendFromEnv() error {
+	name, ok := envvar.Backend.Lookup()
+	if !ok || o.backends[hostKind] != "" {
+		return nil
+	}
+	if err := checkBackend(hostKind, name); err != nil {
+		return fmt.Errorf("%s: %w", envvar.Backend, err)
+	}
+	chosen := maps.Clone(o.backends)
+	if chosen == nil {
+		chosen = map[string]string{}
+	}
+	chosen[hostKind] = name
+	o.backends = chosen
+	return nil
+}
+
 // devicesOver returns the names of a new group's backends, given those of its parent.
 func (o *options) devicesOver(parent map[string]string) map[string]string {
 	if o.backends == nil {

@@ -100,9 +100,13 @@ func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opt
 }
 
 // IsRank reports whether a launcher has started this process as a rank. Spawn then runs
-// main in this process.
+// main in this process. Where COHORT_BACKEND is mpi, that launcher may be an MPI's.
 func IsRank() bool {
-	return envvar.Rank.IsSet() && envvar.WorldSize.IsSet()
+	if envvar.Rank.IsSet() && envvar.WorldSize.IsSet() {
+		return true
+	}
+	_, started := envvar.MPITask()
+	return started && envvar.Backend.Get("") == "mpi"
 }
 
 // runRank runs main as a rank of Spawn and returns the exit code.

@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/bench"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // collectivesFlags are the flags of cohort bench collectives.
@@ -52,7 +53,8 @@ Two operations are not part of --ops all and must be named:
               without any protocol: the most that --transport tcp can reach
 
 Started by "cohort run", or with the variables that it sets, the command measures
-the ranks of that job, which may be on several nodes.`,
+the ranks of that job, which may be on several nodes. With --backend mpi, that is
+the job of mpirun; tools/mpi_collectives.c measures the same MPI without Cohort.`,
 		Example: `  cohort bench collectives --ranks 2 --ops all_reduce --bytes 4,64M --json
   cohort bench collectives --ranks 4 --ops late
   cohort bench collectives --transport tcp --ops raw_socket --bytes 64M`,
@@ -61,7 +63,7 @@ the ranks of that job, which may be on several nodes.`,
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&o.numRanks, "ranks", 2, "number of ranks")
-	fl.StringVar(&o.backend, "backend", "native", "implementation of the collectives: Cohort's own (native), or PyTorch's (gloo)")
+	fl.StringVar(&o.backend, "backend", "native", "implementation of the collectives: Cohort's own (native), PyTorch's (gloo), or an MPI (mpi), whose mpirun has started the command")
 	fl.StringVar(&o.transport, "transport", "auto", "how the ranks are connected")
 	fl.StringSliceVar(&o.Ops, "ops", []string{"all"}, "`OPERATIONS` to measure, with commas between them")
 	o.Bytes = bench.DefaultBytes("")
@@ -71,7 +73,7 @@ the ranks of that job, which may be on several nodes.`,
 	fl.BoolVar(&o.deterministic, "deterministic", false, "always sum in the order of ranks: the same bits on every transport")
 	fl.IntVar(&o.Reps, "reps", 0, "number of calls in a loop (default: as many as take 50 ms)")
 	fl.DurationVar(&o.LateBy, "late-by", 100*time.Millisecond, "how late rank 0 is in the operation late")
-	oneOf(fl, "backend", "native", "gloo")
+	oneOf(fl, "backend", "native", "gloo", "mpi")
 	oneOf(fl, "transport", "auto", "shm", "unix", "tcp", "tls")
 	return cmd
 }
@@ -91,7 +93,7 @@ func (o *collectivesFlags) run(cmd *cobra.Command) error {
 		}
 		env = append(env, envvar.Transport.Assign(o.transport))
 	}
-	return o.onRanks(cmd.Context(), o.numRanks, 1, env, func(ctx context.Context, g *dist.Group) error {
+	measure := func(ctx context.Context, g *dist.Group) error {
 		emit := func(bench.Result) error { return nil }
 		if g.Rank() == 0 {
 			emit = o.emitter(cmd)
@@ -103,5 +105,15 @@ func (o *collectivesFlags) run(cmd *cobra.Command) error {
 			}
 		}
 		return bench.Collectives(ctx, g, o.CollectivesOptions, emit)
-	}, dist.WithBackend(o.backend))
+	}
+	if o.backend != "mpi" {
+		return o.onRanks(cmd.Context(), o.numRanks, 1, env, measure, dist.WithBackend(o.backend))
+	}
+	if _, started := envvar.MPITask(); !started {
+		return usageError{errors.New("bench collectives: --backend mpi: the launcher of an MPI starts the ranks: mpirun -n 2 cohort bench collectives --backend mpi")}
+	}
+	if err := tensor.SetNumThreads(1); err != nil {
+		return err
+	}
+	return dist.Main(measure, dist.WithBackend(o.backend))(cmd.Context())
 }

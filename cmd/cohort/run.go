@@ -26,6 +26,7 @@ type runFlags struct {
 	store     string
 	survivors bool
 	notice    launch.Notice
+	mpirun    string
 }
 
 const runLong = `Start PROGRAM once for each rank, watch the processes and end all of them.
@@ -59,6 +60,11 @@ for a job that continues while machines come and go; with --rdzv-backend and
 token made on one of them. PROGRAM, or the list of --program, is what the ranks of
 that machine run; it may differ between machines. The launcher on the machine of
 rank 0 serves PyTorch's store to the machines of the job.
+
+MPI. With --mpi the launcher of an MPI, mpirun, starts the ranks, and takes the
+place of this process: cohort run --mpi --nproc-per-node 4 ./train. It sets
+COHORT_BACKEND=mpi and a token for the ranks. PROGRAM is a binary that was built
+with go build -tags mpi. docs/mpi.md has more.
 
 Failures. When a rank fails, the launcher ends the others a second later, and with
 --max-restarts it starts all of them again. With --survivors the others continue:
@@ -111,6 +117,9 @@ func (f *runFlags) checkArgs(args []string) error {
 
 // run makes a launch.Config of the flags and launches it.
 func (f *runFlags) run(cmd *cobra.Command, args []string) error {
+	if f.mpirun != "" {
+		return f.runMPI(cmd.Flags(), args)
+	}
 	cfg, notices, err := f.config(cmd.Flags())
 	if err != nil {
 		return usageError{err}
@@ -154,6 +163,9 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.survivors, "survivors", false, "when a rank fails, let the others go on; the program has to make a new group of them")
 	flags.StringVar(&f.notice.File, "notice-file", "", "if `FILE` appears, this machine is about to go: the ranks save and end")
 	flags.StringVar(&f.notice.URL, "notice-url", "", "if `URL` says so, this machine is about to go; it may be the metadata service of a cloud")
+	flags.StringVar(&f.mpirun, "mpi", "", "start the ranks by the launcher of an MPI, `MPIRUN` or the first mpirun in PATH; goes together with --nproc-per-node and --token-file alone")
+	flags.Lookup("mpi").NoOptDefVal = "mpirun"
+	groupFlags(flags, "Program", "mpi")
 	groupFlags(flags, "Failure", "survivors", "notice-file", "notice-url")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`FILE` with the job's token, which only its owner can read (default: a new token)")
 	groupFlags(flags, "Machine", "token-file")

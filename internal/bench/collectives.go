@@ -31,7 +31,7 @@ type CollectivesOptions struct {
 func MemoryKinds() []string { return []string{"shared", "private"} }
 
 // Backends are the implementations of collectives.
-func Backends() []string { return []string{"native", "gloo"} }
+func Backends() []string { return []string{"native", "gloo", "mpi"} }
 
 // Transports are the ways in which ranks can exchange data.
 func Transports() []string { return []string{"auto", "shm", "unix", "tcp", "tls"} }
@@ -282,8 +282,8 @@ func (b *bed) loopLength(call func() error) (int, error) {
 
 // backendOf returns the name of a group's backend.
 func backendOf(g *dist.Group) string {
-	if g.Transport() == "gloo" {
-		return "gloo"
+	if t := g.Transport(); t == "gloo" || t == "mpi" {
+		return t
 	}
 	return "native"
 }

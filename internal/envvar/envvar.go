@@ -88,6 +88,7 @@ const (
 	RecorderDir Var = "COHORT_RECORDER_DIR"
 	Notice      Var = "COHORT_NOTICE"
 	MPI         Var = "COHORT_MPI"
+	Backend     Var = "COHORT_BACKEND"
 )
 
 // Variables of S3's clients. The credentials are read by the client itself.
@@ -166,6 +167,7 @@ func declarations() []declaration {
 		{Debug, "if it is set, and not to 0, false, no or off: rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
 		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; without it, nothing is written (cohort run sets it)", false},
 		{Notice, "file that appears when the launcher has had a notice that this machine is about to go: JSON with notice and deadline; set if --notice-file or --notice-url is given", false},
+		{Backend, "backend of dist.Init where the program names none: native (default), gloo or mpi; with mpi, a process that mpirun or srun has started is a rank", false},
 		{MPI, "with backend mpi: path or name of the MPI's library (default: the one of the launcher that started the process)", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: everything except the data of collectives), all or none", false},
