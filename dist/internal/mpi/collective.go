@@ -111,7 +111,7 @@ func (c *communicator) move(s *native.Stop, call *operation.Call, in, out []byte
 			err = c.run(s, false, "Reduce_scatter", 0, fn.ireduceScatter, from, address(out), counts, elem, op, c.comm)
 			break
 		}
-		err = c.run(s, false, "Reduce_scatter_block", 0, fn.ireduceScatterBlock, from, address(out), count, elem, op, c.comm)
+		err = c.run(s, blocking, "Reduce_scatter_block", fn.reduceScatterBlock, fn.ireduceScatterBlock, from, address(out), count, elem, op, c.comm)
 	case operation.AllToAll:
 		from := c.source(in, nil, out)
 		if address(in) == address(out) {
