@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"math/rand/v2"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -14,9 +15,10 @@ import (
 
 // Copy copies a checkpoint to another storage, under the name of its step. Every byte is
 // compared with its checksum on the way. The copy appears whole or not at all. A step that is
-// there already is an error that wraps [io/fs.ErrExist]. progress, which may be nil, is called
-// with the bytes that were copied.
-func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func(bytes int64)) error {
+// there already is an error that wraps [fs.ErrExist]. progress, which may be nil, is called
+// with the bytes that were copied. beside names files that lie with the checkpoint and were written
+// after it, such as a proof: those that are there are copied once the copy is in place.
+func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func(bytes int64), beside ...string) error {
 	fail := func(op string, err error) error {
 		return &SaveError{Where: to.String(), Step: c.Step, Op: op, Err: err}
 	}
@@ -68,7 +70,27 @@ func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func
 	if err != nil {
 		return &SaveError{Where: to.String(), Step: c.Step, Op: "commit", Committed: committed, Err: err}
 	}
+	for _, file := range beside {
+		if err := c.copyBeside(ctx, file, to, name); err != nil {
+			return &SaveError{Where: to.String(), Step: c.Step, Op: "copy " + file, Committed: true, Err: err}
+		}
+	}
 	return nil
+}
+
+// maxBeside bounds a file that lies beside a checkpoint.
+const maxBeside = 64 << 20
+
+// copyBeside copies a file that the manifest does not have, if it is there.
+func (c *Checkpoint) copyBeside(ctx context.Context, file string, to storage.Storage, name string) error {
+	text, err := storage.ReadFile(ctx, c.from, join(c.Name, file), maxBeside)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return storage.WriteFile(ctx, to, name+"/"+file, text)
 }
 
 // manifestIn returns the manifest of a copy whose files lie in a folder of it.

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/anyformat"
 	"github.com/cohort-ml/cohort/internal/visible"
+	ckptproof "github.com/cohort-ml/cohort/train/proof"
 )
 
 func newCkptCopyCommand() *cobra.Command {
@@ -48,7 +49,7 @@ alone. Other formats have no checksums and no commit: convert them.`,
 			}
 			copied := []string{}
 			for _, c := range list {
-				err := c.Copy(cmd.Context(), to.Inside, func(n int64) { bar.show(done+n, total) })
+				err := c.Copy(cmd.Context(), to.Inside, func(n int64) { bar.show(done+n, total) }, ckptproof.FileName)
 				if all && errors.Is(err, fs.ErrExist) {
 					continue
 				}

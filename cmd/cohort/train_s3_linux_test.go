@@ -102,6 +102,8 @@ func trainInBucket(t *testing.T, server *s3test.Server, text string, flags []str
 		return []string{"train", "lm", "--init-from", place, "--data", text, "--out", filepath.Join(dir, name), "--save-to", proxy.Address(name), "--steps", "2", "--batch", "2"}
 	}
 	for _, a := range []answer{
+		{"copied", []string{"ckpt", "cp", proxy.Address("lm/step-00000032"), filepath.Join(dir, "copy")}},
+		{"all bits are equal", []string{"ckpt", "prove", filepath.Join(dir, "copy")}},
 		{"step-00000040", []string{"ckpt", "verify", place}},
 		{"bits per byte", []string{"eval", "--from", place, "--tokens", "256"}},
 		{"abc", []string{"generate", "--from", place, "--step", "40", "--prompt", "abc", "--tokens", "5"}},
