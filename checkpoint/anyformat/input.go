@@ -50,6 +50,10 @@ type Input struct {
 	Groups []optim.ParamGroup
 	// Notices say what was passed over.
 	Notices []string
+	// CheckSums reads all bytes, compares them with the checksums of the format and calls report with
+	// each part that differs; has says whether all parts have one. It is nil for formats without checksums.
+	CheckSums func(ctx context.Context, report func(part string, err error)) (has bool, err error)
+
 	beside  storage.Storage // where the files of the model lie, nil where there are none
 	closers []io.Closer
 }
@@ -175,7 +179,7 @@ func (in *Input) openTorch(ctx context.Context, at Location) error {
 		return err
 	}
 	in.Files = append(in.Files, File{name, o.Size()})
-	in.Refused = f.Refused()
+	in.Refused, in.CheckSums = f.Refused(), f.CheckSums
 	keys := map[string]string{}
 	for _, leaf := range f.Leaves() {
 		switch leaf.Value.(type) {

@@ -5,9 +5,11 @@ package torchsave
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"path"
 	"slices"
@@ -43,6 +45,7 @@ type member struct {
 	name          string
 	header, limit int64
 	size          int64
+	crc           uint32 // CRC-32 (IEEE) of the bytes; 0 where the writer computed none
 }
 
 // archive is a zip archive of stored members that do not overlap.
@@ -236,7 +239,7 @@ func (a *archive) parseMember(b []byte) (m *member, rest []byte, err error) {
 	case !isPlainPath(name):
 		return nil, nil, a.errorf(name, "has a name that leaves the archive")
 	}
-	return &member{name: name, header: int64(header), size: int64(size)}, b[next:], nil
+	return &member{name: name, header: int64(header), size: int64(size), crc: le.Uint32(b[16:])}, b[next:], nil
 }
 
 // torchScript is what is wrong with an archive of compiled modules.
@@ -272,6 +275,32 @@ func (a *archive) data(m *member) (*io.SectionReader, error) {
 		return nil, a.errorf(m.name, "is called %q in its header at byte %d", name, m.header)
 	}
 	return io.NewSectionReader(a.r, begin, m.size), nil
+}
+
+// checkSum reads a member, and compares its bytes with its checksum.
+func (a *archive) checkSum(ctx context.Context, m *member) error {
+	r, err := a.data(m)
+	if err != nil {
+		return err
+	}
+	h := crc32.NewIEEE()
+	for buf := make([]byte, min(m.size, 1<<20)); ; {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		n, err := r.Read(buf)
+		h.Write(buf[:n])
+		if err == io.EOF || n == 0 && err == nil {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("torchsave: %s: reading %s: %w", a.file, m.name, err)
+		}
+	}
+	if sum := h.Sum32(); sum != m.crc {
+		return a.errorf(m.name, "has the CRC-32 %08x, the directory of the archive says %08x: its bytes were changed", sum, m.crc)
+	}
+	return nil
 }
 
 // bytes returns a member of at most limit bytes.

@@ -26,7 +26,7 @@
 //
 // # Caveats
 //
-// The checksums of a zip's members are not compared: PyTorch does not compare them either, and
-// may write others (torch.serialization.set_crc32_options). A File may be used by several
+// Reading does not compare the checksums of a zip's members, as PyTorch does not. [File.CheckSums]
+// compares them; a job may have written none (torch.serialization.set_crc32_options). A File may be used by several
 // goroutines. The zero File and the zero Tensor are not usable.
 package torchsave

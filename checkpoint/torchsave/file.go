@@ -3,9 +3,11 @@
 package torchsave
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -95,6 +97,27 @@ func NewFile(r io.ReaderAt, size int64, name string, limits Limits) (*File, erro
 		return nil, err
 	}
 	return f, f.list()
+}
+
+// CheckSums reads all members and compares them with the checksums of the archive. It calls report
+// with the error of each that differs. has is false if the archive has a member without a checksum: PyTorch
+// writes none after torch.serialization.set_crc32_options(False).
+func (f *File) CheckSums(ctx context.Context, report func(member string, err error)) (has bool, err error) {
+	has = true
+	for _, name := range slices.Sorted(maps.Keys(f.archive.members)) {
+		m := f.archive.members[name]
+		if m.crc == 0 && m.size > 0 {
+			has = false
+			continue
+		}
+		if err := f.archive.checkSum(ctx, m); err != nil {
+			if ctx.Err() != nil {
+				return has, err
+			}
+			report(name, err)
+		}
+	}
+	return has, nil
 }
 
 // hint says what to do about globals that files often have.

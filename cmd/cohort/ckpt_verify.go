@@ -137,7 +137,7 @@ func examine(ctx context.Context, at anyformat.Location, name string, progress f
 	return v, err
 }
 
-// readAll verifies a format without checksums. What cannot be opened or read is damage.
+// readAll verifies a format that Cohort does not make, which may have no checksums. What cannot be opened or read is damage.
 func readAll(ctx context.Context, at anyformat.Location, kind anyformat.Kind, progress func(done, total int64)) (verdict, error) {
 	v := verdict{Where: at.Text, Kind: kind, Damage: []damage{}}
 	in, err := anyformat.Open(ctx, at)
@@ -175,6 +175,14 @@ func readAll(ctx context.Context, at anyformat.Location, kind anyformat.Kind, pr
 	for name, err := range in.Refused {
 		v.Damage = append(v.Damage, damage{Tensor: name, Problem: err.Error()})
 	}
+	if in.CheckSums != nil {
+		v.Sums, err = in.CheckSums(ctx, func(part string, err error) {
+			v.Damage = append(v.Damage, damage{File: part, Problem: err.Error()})
+		})
+		if err != nil {
+			return v, err
+		}
+	}
 	v.Good = len(v.Damage) == 0
 	return v, nil
 }
@@ -186,7 +194,7 @@ func inWordsOf(verdicts []verdict) string {
 		case v.Good && v.Sums:
 			fmt.Fprintf(&b, "%s: good, %s agree with their checksums\n", v.Where, inBytes(v.Bytes))
 		case v.Good:
-			fmt.Fprintf(&b, "%s: whole, %s of tensors can be read; a %s has no checksums\n", v.Where, inBytes(v.Bytes), v.Kind)
+			fmt.Fprintf(&b, "%s: whole, %s of tensors can be read; this %s has no checksums\n", v.Where, inBytes(v.Bytes), v.Kind)
 		default:
 			fmt.Fprintf(&b, "%s: damaged\n", v.Where)
 		}
