@@ -30,7 +30,7 @@ type DiLoCoOptions struct {
 	NoDelay bool
 
 	LR       float64 // of the outer optimizer; 0 is 0.7
-	Momentum float64 // Nesterov's, of the outer optimizer; 0 is 0.9
+	Momentum float64 // Nesterov's, of the outer optimizer; 0 is 0.9, and -1 is none
 	// Average makes each exchange the mean of the parameters (local SGD), and not a step of an
 	// outer optimizer: LR is 1, and there is no momentum.
 	Average bool
@@ -69,6 +69,9 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 		return o, nil
 	}
 	o.LR, o.Momentum = cmp.Or(o.LR, 0.7), cmp.Or(o.Momentum, 0.9)
+	if o.Momentum == -1 {
+		o.Momentum = 0
+	}
 	if !(o.LR > 0) || !(o.Momentum >= 0 && o.Momentum < 1) {
 		return o, fmt.Errorf("LR is %v and Momentum %v of the outer optimizer: want an LR above 0, and a Momentum from 0 to below 1", o.LR, o.Momentum)
 	}
@@ -120,6 +123,7 @@ type DiLoCo struct {
 	work     context.Context
 	stats    DiLoCoStats
 	onRound  func(Exchange)
+	onClose  func()
 	finished bool
 }
 
@@ -244,6 +248,9 @@ func (d *DiLoCo) String() string {
 	return fmt.Sprintf("DiLoCo every %d steps, island %d of %d: %v", d.o.Every, c.Island, max(c.Islands, 1), d.inner)
 }
 
+// Every returns the number of inner steps in which each parameter is exchanged once.
+func (d *DiLoCo) Every() int { return d.o.Every }
+
 // Stats returns what the exchanges have taken so far.
 func (d *DiLoCo) Stats() DiLoCoStats {
 	s := d.stats
@@ -255,6 +262,9 @@ func (d *DiLoCo) Stats() DiLoCoStats {
 
 // OnExchange has fn called for each exchange that is taken, on the goroutine of the training loop.
 func (d *DiLoCo) OnExchange(fn func(Exchange)) { d.onRound = fn }
+
+// OnClose has fn called at the end of Close, when nothing uses the store any more.
+func (d *DiLoCo) OnClose(fn func()) { d.onClose = fn }
 
 // OuterState returns what this rank keeps for the outer optimizer, by the names of the parameters:
 // "outer.", "momentum." and "residual.". Each lies as the parameter does. "exchanges" counts. The

@@ -269,6 +269,21 @@ func (d *DiLoCo) Close() {
 	if d.island != nil {
 		d.island.Close()
 	}
+	if d.onClose != nil {
+		d.onClose()
+		d.onClose = nil
+	}
+}
+
+// Leave tells the others to go on without this island, which is stopped. It may come back.
+func (d *DiLoCo) Leave(ctx context.Context) error {
+	if !d.met || d.finished || !d.speaks() {
+		return nil
+	}
+	if err := d.island.Leave(ctx); err != nil {
+		return fmt.Errorf("diloco: %w", err)
+	}
+	return nil
 }
 
 // send posts the outer gradient of the next fragment.

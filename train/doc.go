@@ -52,6 +52,7 @@
 //	loop.go, trainer.go    the step loop, and what comes before and after it
 //	task.go, options.go    what is trained, and how
 //	axes.go                the ranks of a run, and the choice of a strategy
+//	islands.go             islands that exchange what they have learned now and then (DiLoCo)
 //	mesh.go                the axes of a run: how many ranks, and what they share out
 //	spread.go              the mesh of a recipe's run, and the strategy on it
 //	shard_state.go         the parts of a model that a rank holds, and its evaluation

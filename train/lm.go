@@ -314,7 +314,7 @@ func (r *lmRun) optimizer(params []*nn.Parameter) optim.Optimizer {
 // feed starts making batches, from where the saved run was.
 func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[data.TokenBatch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.dataSeed(),
 	})
 	if err != nil {
 		return nil, err

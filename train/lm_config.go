@@ -62,6 +62,9 @@ func (c LMConfig) Validate() error {
 	if err := c.validate("lm"); err != nil {
 		return err
 	}
+	if err := c.checkIslandSteps("lm", c.Steps); err != nil {
+		return err
+	}
 	if err := c.validateExperts(); err != nil {
 		return err
 	}

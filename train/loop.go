@@ -37,6 +37,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	} else {
 		phaseOf(ctx).enter("doing the first step")
 	}
+	r.islandsBegun = time.Now()
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
 		r.emergency.begin(r.feed.State())
@@ -64,6 +65,9 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if err := r.keepProof(work, all); err != nil {
 			return err
 		}
+		if err := r.exchange(work); err != nil {
+			return err
+		}
 
 		r.tellSaved()
 		if all.failed {
@@ -83,7 +87,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			if err := r.save(work); err != nil {
 				return err
 			}
-			if !last && !all.stop && !cut {
+			if !last && !all.stop && !cut && r.islands == nil { // the next step of an island depends on others
 				if err := r.expectProof(work); err != nil {
 					return err
 				}

@@ -64,6 +64,11 @@ func (r *trainer[B]) bestPlace() storage.Storage { return storage.Under(r.o.Save
 // showed in no manifest, all ranks go back to the checkpoint before.
 func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 	state := checkpoint.State{Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts(), checkpoint.Optimizer: r.optimizerParts()}}
+	_, without := s.Checkpoint.Source(outerSection)
+	if parts := r.outerParts(); parts != nil && without == nil {
+		state.Sections[outerSection] = parts
+		defer r.islands.Resumed()
+	}
 	step, err := s.Checkpoint.Step, error(nil)
 	if replayOf(ctx) != nil { // this one, whatever lies beside it
 		for name, parts := range state.Sections {
@@ -220,6 +225,9 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.sound(ctx); err != nil {
 		return err
 	}
+	if err := r.settleIslands(ctx); err != nil {
+		return err
+	}
 	if err := r.order.sync(); err != nil {
 		return r.errorf("%w", err)
 	}
@@ -228,6 +236,9 @@ func (r *trainer[B]) save(ctx context.Context) error {
 		return err
 	}
 	state.Sections[checkpoint.Optimizer] = r.optimizerParts()
+	if parts := r.outerParts(); parts != nil {
+		state.Sections[outerSection] = parts
+	}
 	if _, err := r.saves.last.Save(ctx, r.step, state); err != nil {
 		return r.errorf("%w", err)
 	}

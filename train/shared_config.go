@@ -38,6 +38,8 @@ type SharedConfig struct {
 
 	MeshConfig
 
+	IslandConfig
+
 	SaveConfig
 
 	ProveConfig
@@ -58,14 +60,14 @@ type ProveConfig struct {
 func sharedDefaults(out string) SharedConfig {
 	return SharedConfig{
 		Out: out, Ranks: 2, Accumulate: 1, Workers: 1, Seed: 1, DType: "float32", NaN: nanStop,
-		Best: true, SaveConfig: SaveConfig{Keep: 2, SaveAsync: true}, ProveConfig: ProveConfig{Unproved: unprovedWarn},
+		Best: true, SaveConfig: SaveConfig{Keep: 2, SaveAsync: true}, ProveConfig: ProveConfig{Unproved: unprovedWarn}, IslandConfig: islandDefaults(),
 	}
 }
 
 // sharedBefore returns the shared settings of a checkpoint that was saved before
 // these settings existed. What the checkpoint says takes their place.
 func sharedBefore() SharedConfig {
-	return SharedConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop, Best: true, SaveConfig: SaveConfig{SaveAsync: true}, ProveConfig: ProveConfig{Unproved: unprovedWarn}}
+	return SharedConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop, Best: true, SaveConfig: SaveConfig{SaveAsync: true}, ProveConfig: ProveConfig{Unproved: unprovedWarn}, IslandConfig: islandDefaults()}
 }
 
 // validate reports the first shared setting that makes no sense, and what would.
@@ -99,6 +101,9 @@ func (c SharedConfig) validate(task string) error {
 		return err
 	}
 	if err := c.SaveConfig.validate(task); err != nil {
+		return err
+	}
+	if err := c.validateIslands(task); err != nil {
 		return err
 	}
 	return checkNamed(task, c.Out)

@@ -127,5 +127,8 @@ func runOn[B any](ctx context.Context, s spreading, task Task[B], o Options, rep
 			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
 		}
 	}
+	if s.cfg.DiLoCo > 0 {
+		task.Strategy = onIslands(s.cfg, task.Strategy)
+	}
 	return Run(ctx, group, task, o, report)
 }

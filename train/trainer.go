@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -48,6 +49,9 @@ type trainer[B any] struct {
 	standing     standing
 	toldWaiting  bool // see tellWaiting
 	shortPass    bool // the last pass took fewer samples than Options.Batch says
+
+	islands      *parallel.DiLoCo // the model, if it trains on islands
+	islandsBegun time.Time
 
 	saves     saves
 	emergency emergency
@@ -111,6 +115,7 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	if err := r.prepare(ctx, saved); err != nil {
 		return err
 	}
+	defer r.closeIslands(ctx)
 	if err := r.startFeed(ctx, saved); err != nil {
 		return err
 	}
@@ -190,6 +195,9 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	}
 	if err := r.checkHooked(); err != nil {
 		return settled(err)
+	}
+	if err := r.joinIslands(); err != nil {
+		return err
 	}
 	r.sharded = isSharded(r.model)
 	if err := r.makeOptimizer(ctx, params); err != nil {

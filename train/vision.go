@@ -369,7 +369,7 @@ func (r *visionRun) changed(saved *SavedRun) error {
 // feed starts making batches, from where the saved run was.
 func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[vision.Batch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.dataSeed(),
 	})
 	if err != nil {
 		return nil, err
