@@ -41,7 +41,9 @@ const hostKind = "cpu"
 
 // WithBackend chooses how data moves. "native", the default, is between Cohort's
 // ranks. "gloo" makes this process a rank of a PyTorch job; see the package's
-// section on PyTorch. Of the options of [Group.NewGroup], "native" makes a group
+// section on PyTorch. "mpi" moves data by the MPI whose launcher, mpirun or srun, has started
+// this process: the MPI says which rank it is, and the program has to be built with -tags mpi
+// (docs/mpi.md). Where no option names a backend, Init takes COHORT_BACKEND. Of the options of [Group.NewGroup], "native" makes a group
 // of Go members in such a job.
 //
 // A group may have a backend for each kind of device: "cpu:native" names the one for the

@@ -141,7 +141,7 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 
 // Transport returns how the ranks of the group exchange data: "none" (one
 // rank), "goroutines", "shm", "unix", "tcp" or "tls", and for ranks of several nodes
-// of which some have more than one rank "shm+tcp" or "unix+tcp"; "gloo" with PyTorch's.
+// of which some have more than one rank "shm+tcp" or "unix+tcp"; "gloo" with PyTorch's, "mpi" with those of an MPI.
 func (g *Group) Transport() string { return g.transport }
 
 // Interface returns the network interface and address at which the other ranks

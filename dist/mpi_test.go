@@ -166,7 +166,7 @@ func mpiWait(ctx context.Context, g *Group) error {
 // awaitReports waits until every rank has written a report that begins so, and returns them.
 func awaitReports(t *testing.T, dir string, n int, except int, begins string) []string {
 	t.Helper()
-	limit := time.Now().Add(loaded.Allow(20 * time.Second))
+	limit := time.Now().Add(loaded.Allow(5 * time.Second))
 	all := make([]string, n)
 	for r := 0; r < n; {
 		text, _ := os.ReadFile(filepath.Join(dir, strconv.Itoa(r)))
@@ -190,6 +190,14 @@ func TestMPIKilledRank(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/rank%d", m.name, victim), func(t *testing.T) {
 				dir := t.TempDir()
 				cmd := m.command(t, n, "mpi wait", mpiOut+"="+dir)
+				var said rankProcess // what the ranks and the launcher print
+				said.line = make(chan struct{})
+				cmd.Stdout, cmd.Stderr = &said, &said
+				t.Cleanup(func() {
+					if t.Failed() {
+						t.Logf("the ranks have printed:\n%s", said.output())
+					}
+				})
 				if err := cmd.Start(); err != nil {
 					t.Fatal(err)
 				}
