@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 
@@ -107,16 +108,24 @@ func (c *Checkpoint) manifestIn(ctx context.Context, folder string) ([]byte, err
 }
 
 func (c *Checkpoint) copyFile(ctx context.Context, f FileInfo, to storage.Storage, stage string, progress func(n int)) error {
-	o, err := c.openFile(f.Name)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
 	out, err := to.Create(ctx, stage+"/"+f.Name)
 	if err != nil {
 		return err
 	}
 	defer out.Abort()
+	if err := c.stream(ctx, out, f, progress); err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+// stream writes the bytes of a file into w and compares them with their sum.
+func (c *Checkpoint) stream(ctx context.Context, w io.Writer, f FileInfo, progress func(n int)) error {
+	o, err := c.openFile(f.Name)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
 	buf := make([]byte, min(copyBytes, f.Bytes))
 	var crc uint32
 	for at := int64(0); at < f.Bytes; {
@@ -128,14 +137,11 @@ func (c *Checkpoint) copyFile(ctx context.Context, f FileInfo, to storage.Storag
 			return c.damage(f.Name, fmt.Sprintf("cannot be read at byte %d", at+int64(n)), err)
 		}
 		crc = crc32.Update(crc, castagnoli, piece)
-		if _, err := out.Write(piece); err != nil {
+		if _, err := w.Write(piece); err != nil {
 			return err
 		}
 		at += int64(len(piece))
 		progress(len(piece))
 	}
-	if crc != f.CRC {
-		return &DamagedError{Path: c.Path, File: f.Name, Problem: fmt.Sprintf("has the checksum %08x, its manifest says %08x: its bytes were changed", crc, f.CRC)}
-	}
-	return out.Close()
+	return c.checkSum(f, crc)
 }

@@ -364,22 +364,47 @@ func (c *Checkpoint) Has(name string) bool {
 
 // ReadFile reads a file, which must have at most limit bytes, and compares it with its checksum.
 func (c *Checkpoint) ReadFile(name string, limit int64) ([]byte, error) {
+	info, err := c.findFile(name)
+	if err != nil {
+		return nil, err
+	}
+	b, err := storage.ReadFile(c.ctx, c.from, join(join(c.Name, c.manifest.Folder), name), limit)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: reading %s: %w", c.fileName(name), err)
+	}
+	if err := c.checkSum(info, crc32.Checksum(b, castagnoli)); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// WriteFile writes a file of any size into w. If its bytes were changed, the error is a
+// [*DamagedError], and w has them.
+func (c *Checkpoint) WriteFile(w io.Writer, name string) error {
+	info, err := c.findFile(name)
+	if err != nil {
+		return err
+	}
+	return c.stream(c.ctx, w, info, func(int) {})
+}
+
+func (c *Checkpoint) findFile(name string) (FileInfo, error) {
 	i := slices.IndexFunc(c.Files, func(f FileInfo) bool { return f.Name == name })
 	if i < 0 {
 		names := make([]string, len(c.Files))
 		for i, f := range c.Files {
 			names[i] = f.Name
 		}
-		return nil, fmt.Errorf("checkpoint: %s has no file %q: it has %q", c.Path, name, names)
+		return FileInfo{}, fmt.Errorf("checkpoint: %s has no file %q: it has %q", c.Path, name, names)
 	}
-	b, err := storage.ReadFile(c.ctx, c.from, join(join(c.Name, c.manifest.Folder), name), limit)
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint: reading %s: %w", c.fileName(name), err)
+	return c.Files[i], nil
+}
+
+func (c *Checkpoint) checkSum(f FileInfo, sum uint32) error {
+	if sum == f.CRC {
+		return nil
 	}
-	if sum := crc32.Checksum(b, castagnoli); sum != c.Files[i].CRC {
-		return nil, &DamagedError{Path: c.Path, File: name, Problem: fmt.Sprintf("has the checksum %08x, its manifest says %08x: its bytes were changed", sum, c.Files[i].CRC)}
-	}
-	return b, nil
+	return &DamagedError{Path: c.Path, File: f.Name, Problem: fmt.Sprintf("has the checksum %08x, its manifest says %08x: its bytes were changed", sum, f.CRC)}
 }
 
 // ReadJSON reads a file of at most 64 MiB into v.

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
@@ -256,5 +257,39 @@ func TestTorchSections(t *testing.T) {
 	}
 	if err := WriteTorch(context.Background(), at(filepath.Join(dir, "w.pt")), weights, weights.Sections, nil); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a file that is there: %v", err)
+	}
+}
+
+// TestLargeFile: a file of the program is converted too, though it is larger than a companion may be.
+func TestLargeFile(t *testing.T) {
+	ctx, dir, size := context.Background(), t.TempDir(), maxCompanion+1
+	s := checkpoint.State{Values: map[string]any{"n": 1}, Files: func(w *checkpoint.Writer) error {
+		f, err := w.Create("index.bin")
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(make([]byte, size))
+		return errors.Join(err, f.Close())
+	}}
+	from := storage.Dir(filepath.Join(dir, "a"), storage.WithoutSync())
+	if err := checkpoint.Save(ctx, nil, from, 3, s); err != nil {
+		t.Fatal(err)
+	}
+	in, err := Open(ctx, at(from.Path(checkpoint.StepName(3))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	to := Location{Text: "b", Inside: storage.Dir(filepath.Join(dir, "b"), storage.WithoutSync())}
+	step, err := WriteCohort(ctx, to, in, in.Sections, CohortOptions{Step: -1}, nil)
+	if err != nil || step != 3 {
+		t.Fatalf("step %d, %v", step, err)
+	}
+	c, _, err := checkpoint.Latest(ctx, to.Inside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(c.Files, func(f checkpoint.FileInfo) bool { return f.Name == "index.bin" }); i < 0 || c.Files[i].Bytes != int64(size) {
+		t.Errorf("the files are %v, want index.bin of %d bytes", c.Files, size)
 	}
 }

@@ -181,7 +181,7 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 	if step = o.Step; step < 0 {
 		step = max(in.Step, 0)
 	}
-	files, err := in.further(ctx)
+	further, err := in.further(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -208,14 +208,7 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 	if len(in.Groups) > 0 {
 		s.Values[groupsValue] = in.Groups
 	}
-	s.Files = func(w *checkpoint.Writer) error {
-		for _, name := range slices.Sorted(maps.Keys(files)) {
-			if err := w.WriteFile(name, files[name]); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	s.Files = further
 	total := newCopier(ctx, nil, sources...).total
 	o.Layout.Progress = func(done int64) {
 		if progress != nil {
@@ -225,26 +218,37 @@ func WriteCohort(ctx context.Context, to Location, in *Input, sections []Section
 	return step, checkpoint.Rewrite(ctx, to.Inside, step, s, o.Layout)
 }
 
-// further reads the files that a checkpoint of Cohort has beside the tensors: those of the input
-// if it is one too, else its companions.
-func (in *Input) further(ctx context.Context) (map[string][]byte, error) {
+// further returns what writes the files that a checkpoint of Cohort has beside the tensors: those of
+// the input if it is one too, of any size, else its companions.
+func (in *Input) further(ctx context.Context) (func(w *checkpoint.Writer) error, error) {
 	c := in.Checkpoint
 	if c == nil {
-		return in.Companions(ctx)
+		files, err := in.Companions(ctx)
+		return func(w *checkpoint.Writer) error {
+			for _, name := range slices.Sorted(maps.Keys(files)) {
+				if err := w.WriteFile(name, files[name]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, err
 	}
-	files := map[string][]byte{}
-	for _, f := range c.Files {
-		isValue := c.Manifest().Version == 1 && f.Name == "progress.json"
-		if isValue || strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".safetensors.index.json") {
-			continue
+	return func(w *checkpoint.Writer) error {
+		for _, f := range c.Files {
+			isValue := c.Manifest().Version == 1 && f.Name == "progress.json"
+			if isValue || strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".safetensors.index.json") {
+				continue
+			}
+			out, err := w.Create(f.Name)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(c.WriteFile(out, f.Name), out.Close()); err != nil {
+				return err
+			}
 		}
-		text, err := c.ReadFile(f.Name, maxCompanion)
-		if err != nil {
-			return nil, err
-		}
-		files[f.Name] = text
-	}
-	return files, nil
+		return nil
+	}, nil
 }
 
 // checkNoFile reports a location that is taken.
