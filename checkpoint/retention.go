@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
@@ -84,11 +86,71 @@ func (keep Retention) leave(ctx context.Context, from storage.Storage, spared fu
 
 func removeSteps(ctx context.Context, from storage.Storage, steps []int) error {
 	for _, s := range steps {
-		if err := from.Remove(ctx, StepName(s)); err != nil {
+		if err := removeStep(ctx, from, StepName(s)); err != nil {
 			return fmt.Errorf("%s: %w", StepName(s), err)
 		}
 	}
 	return nil
+}
+
+// stageLife is how long a stage in a bucket counts as one that is being written.
+const stageLife = 24 * time.Hour
+
+// removeStep removes a checkpoint. In a store without renames its folder may have stages of other
+// savers, which nobody can lock: those that were written to not long ago stay.
+func removeStep(ctx context.Context, from storage.Storage, name string) error {
+	if !commitsInPlace(from) {
+		return from.Remove(ctx, name)
+	}
+	own := ""
+	switch c, err := openManifest(ctx, from, name); {
+	case err == nil:
+		own = c.manifest.Folder
+	case errors.Is(err, ErrNone), errors.As(err, new(*DamagedError)), errors.As(err, new(*versionError)):
+	default:
+		return err
+	}
+	entries, err := from.List(ctx, name)
+	if err != nil {
+		return err
+	}
+	now, stays := time.Now(), map[string]bool{}
+	for _, e := range entries {
+		if !e.IsFolder || e.Name == own {
+			continue
+		}
+		modified, err := lastWrite(ctx, from, name+"/"+e.Name)
+		if err != nil {
+			return err
+		}
+		stays[e.Name] = modified.IsZero() || now.Sub(modified) < stageLife
+	}
+	if !slices.Contains(slices.Collect(maps.Values(stays)), true) {
+		return from.Remove(ctx, name)
+	}
+	if err := from.Remove(ctx, name+"/"+ManifestName); err != nil { // it stops being a checkpoint first
+		return err
+	}
+	for _, e := range entries {
+		if e.Name == ManifestName || stays[e.Name] {
+			continue
+		}
+		if err := from.Remove(ctx, name+"/"+e.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lastWrite returns when a file of a folder was last written; zero if none has a time.
+func lastWrite(ctx context.Context, from storage.Storage, folder string) (last time.Time, err error) {
+	files, err := from.List(ctx, folder)
+	for _, f := range files {
+		if f.Modified.After(last) {
+			last = f.Modified
+		}
+	}
+	return last, err
 }
 
 // choose returns which of steps, newest first, stay.
