@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 )
@@ -45,20 +47,98 @@ func (c crew) numberOf(rank int) (int, bool) {
 	return i, ok
 }
 
-// allGather returns the value of every rank, by rank.
+const (
+	// crewPatience is how long a rank waits for others after the end of its context: long enough
+	// to tell each other, but a rank that hangs does not hold it for ever.
+	crewPatience = time.Minute
+	// storagePatience is how long it waits for its own storage then: it can still tell the others.
+	storagePatience = crewPatience / 2
+)
+
+// outlast returns a context that ends some time after the end of ctx.
+func outlast(ctx context.Context, patience time.Duration) (context.Context, func()) {
+	out, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	var mu sync.Mutex
+	var timer *time.Timer
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(patience, func() { end(fmt.Errorf("%w, and %v have passed since", context.Cause(ctx), patience)) })
+	})
+	return out, func() {
+		if !stop() {
+			mu.Lock()
+			defer mu.Unlock()
+			if timer != nil {
+				timer.Stop()
+			}
+		}
+		end(nil)
+	}
+}
+
+// allGather returns the value of every rank, by rank. It waits for them for some time after the end
+// of ctx.
 func allGather[T any](ctx context.Context, c crew, v T) ([]T, error) {
 	if c.group == nil {
 		return []T{v}, nil
 	}
+	ctx, end := outlast(ctx, crewPatience)
+	defer end()
 	return dist.AllGatherObject(ctx, c.group, v)
 }
 
-// broadcast returns rank 0's value on every rank.
+// broadcast returns rank 0's value on every rank. It waits as allGather does.
 func broadcast[T any](ctx context.Context, c crew, v T) (T, error) {
 	if c.group == nil {
 		return v, nil
 	}
+	ctx, end := outlast(ctx, crewPatience)
+	defer end()
 	return dist.BroadcastObject(ctx, c.group, v, 0)
+}
+
+// stuckError says that the storage of a rank did not answer.
+type stuckError struct {
+	rank int
+	err  error // why it waits no longer
+}
+
+func (e *stuckError) Error() string {
+	return fmt.Sprintf("the storage of rank %d hangs: it has not answered (%v): look at its disk or mount", e.rank, e.err)
+}
+
+func (e *stuckError) Unwrap() error { return e.err }
+
+// unstuck does what asks the storage of this rank, and leaves it behind if the storage hangs after
+// the end of ctx. What do returns does not count then.
+func unstuck[T any](ctx context.Context, c crew, do func() (T, error)) (T, error) {
+	type outcome struct {
+		v     T
+		err   error
+		panic any
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		defer func() {
+			o.panic = recover()
+			done <- o
+		}()
+		o.v, o.err = do()
+	}()
+	limit, end := outlast(ctx, storagePatience)
+	defer end()
+	select {
+	case o := <-done:
+		if o.panic != nil {
+			panic(o.panic)
+		}
+		return o.v, o.err
+	case <-limit.Done():
+		var none T
+		return none, &stuckError{c.rank, context.Cause(limit)}
+	}
 }
 
 // agree makes an error of any rank an error of all. A rank's own error stays as it is; the

@@ -51,10 +51,12 @@ type Loaded struct {
 // before it. When they have loaded that, rank 0 tells of the damaged ones ([WithNotice]) and sets
 // them aside. If all are damaged, the error is a [*DamagedError] and they stay where they are. If
 // the state differs from what was saved, the error is a [*StateDictError] and nothing is changed;
-// see also [WithPartial]. After another error, tensors may have any values.
+// see also [WithPartial]. After another error, tensors may have any values. A rank waits at most a
+// minute after the end of ctx, also for a file system that hangs; what hangs may still write into its
+// tensors.
 func Load(ctx context.Context, g *dist.Group, from storage.Storage, s State, opts ...LoadOption) (step int, err error) {
 	l := &load{loading: loadingOf(opts), crew: crewOf(g), from: from, state: s, opts: opts, skip: map[int]bool{}, other: map[*DamagedError]bool{}}
-	if err := l.agree(context.WithoutCancel(ctx), errors.Join(context.Cause(ctx), s.check())); err != nil {
+	if err := l.agree(ctx, errors.Join(context.Cause(ctx), s.check())); err != nil {
 		return 0, l.fail(err)
 	}
 	for {
@@ -108,7 +110,16 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 			CompleteNewest(ctx, l.from, l.notice)
 		}
 		var damaged []*DamagedError
-		ck, damaged, err = newest(ctx, l.from, false, l.skip)
+		type pair struct {
+			ck      *Checkpoint
+			damaged []*DamagedError
+		}
+		var p pair
+		p, err = unstuck(ctx, l.crew, func() (p pair, err error) {
+			p.ck, p.damaged, err = newest(ctx, l.from, false, l.skip)
+			return p, err
+		})
+		ck, damaged = p.ck, p.damaged
 		if err == nil || errors.Is(err, ErrNone) || len(damaged) > 0 {
 			for _, d := range damaged {
 				l.pass(d)
@@ -127,7 +138,7 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 			out.Name = ck.Name
 		}
 	}
-	out, told := broadcast(context.WithoutCancel(ctx), l.crew, out)
+	out, told := broadcast(ctx, l.crew, out)
 	switch {
 	case err != nil:
 		return nil, err
@@ -141,7 +152,7 @@ func (l *load) next(ctx context.Context) (*Checkpoint, error) {
 		return nil, nil
 	}
 	if l.rank != 0 {
-		ck, err = open(ctx, l.from, out.Name)
+		ck, err = unstuck(ctx, l.crew, func() (*Checkpoint, error) { return open(ctx, l.from, out.Name) })
 	}
 	return ck, l.together(ctx, err, nil)
 }
@@ -174,7 +185,7 @@ func (l *load) together(ctx context.Context, err error, damaged func(d *DamagedE
 	if errors.As(err, &mine.Damaged) {
 		mine.Damaged = mine.Damaged.plain()
 	}
-	reports, gathered := allGather(context.WithoutCancel(ctx), l.crew, mine)
+	reports, gathered := allGather(ctx, l.crew, mine)
 	if gathered != nil {
 		return errors.Join(err, gathered)
 	}
@@ -203,7 +214,7 @@ func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) 
 	if err := l.together(ctx, ck.match(l.state, l.opts), nil); err != nil {
 		return false, err
 	}
-	loaded, err := ck.load(l.crew, l.state, l.opts)
+	loaded, err := unstuck(ctx, l.crew, func() (Loaded, error) { return ck.load(l.crew, l.state, l.opts) })
 	isMine := errors.As(err, new(*DamagedError))
 	damaged := func(d *DamagedError) {
 		l.pass(d)

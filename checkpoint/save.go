@@ -56,7 +56,8 @@ func WithTogether(sections ...string) SaveOption {
 // that names the rank. A step that is there already is an error that wraps [io/fs.ErrExist]; a
 // damaged one is set aside. The error is a [*storage.BusyError] while another save is under way
 // there, else a [*SaveError]. The end of ctx on any rank stops the save; once it is committed,
-// the save counts. The tensors must not change until Save returns; [Saver] copies them.
+// the save counts. A rank waits at most a minute after that end, also for a file system that hangs,
+// and no operation of g waits longer than its timeout. The tensors must not change until Save returns; [Saver] copies them.
 func Save(ctx context.Context, g *dist.Group, to storage.Storage, step int, s State, opts ...SaveOption) error {
 	v := &save{saveOptions: saveOptionsOf(opts), crew: crewOf(g), to: to, step: step, state: s}
 	files, err := v.plan(ctx)
@@ -76,6 +77,7 @@ type save struct {
 
 	stage, folder string     // see storage.Storage.Stage
 	alone         bool       // no other rank takes part, see SavePart
+	beside        bool       // training goes on meanwhile
 	there         []FileInfo // files that other ranks have written; of SavePart
 	damaged       bool       // a damaged checkpoint is in the place of the new one
 	committed     bool
@@ -122,7 +124,6 @@ func (v *save) plan(ctx context.Context) ([]filePlan, error) {
 	}
 	mine.Err = reportOf(err)
 	// Also a rank that has an error, or whose context has ended, tells the others.
-	ctx = context.WithoutCancel(ctx)
 	all, gathered := allGather(ctx, v.crew, mine)
 	if err = errors.Join(err, gathered); err != nil {
 		return nil, v.fail("compare", err)
@@ -164,14 +165,18 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 	if err != nil {
 		return err
 	}
-	own, err := v.write(ctx, files)
+	own, err := unstuck(ctx, v.crew, func() (*Manifest, error) {
+		if v.beside {
+			yieldThread()
+		}
+		return v.write(ctx, files)
+	})
 	err = v.fail("write", err)
 	type report struct {
 		Err     rankReport
 		HasPart bool
 	}
-	waiting := context.WithoutCancel(ctx)
-	reports, gathered := allGather(waiting, v.crew, report{reportOf(err), own.isWorthAPart()})
+	reports, gathered := allGather(ctx, v.crew, report{reportOf(err), own != nil && own.isWorthAPart()})
 	switch {
 	case err == nil:
 		err = gathered
@@ -200,7 +205,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		}
 		out = outcome{reportOf(err), v.committed}
 	}
-	out, told := broadcast(waiting, v.crew, out)
+	out, told := broadcast(ctx, v.crew, out)
 	switch {
 	case err != nil || v.rank == 0:
 		return err
@@ -226,8 +231,7 @@ func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err
 			mine.Bytes += f.numBytes()
 		}
 	}
-	waiting := context.WithoutCancel(ctx)
-	all, err := allGather(waiting, v.crew, mine)
+	all, err := allGather(ctx, v.crew, mine)
 	if err != nil {
 		return nil, v.fail("begin", err)
 	}
@@ -254,7 +258,7 @@ func (v *save) begin(ctx context.Context, files []filePlan) (release func(), err
 		release, err = v.prepare(ctx, total)
 		s.Err, s.Stage, s.Folder = reportOf(err), v.stage, v.folder
 	}
-	s, told := broadcast(waiting, v.crew, s)
+	s, told := broadcast(ctx, v.crew, s)
 	switch {
 	case err != nil:
 	case told != nil:
@@ -362,7 +366,9 @@ func (v *save) isDamaged(ctx context.Context) (bool, error) {
 func (v *save) giveUp(ctx context.Context, err error) {
 	var doubt *storage.DoubtError
 	if v.rank == 0 && v.stage != "" && !errors.As(err, &doubt) {
-		v.to.Remove(context.WithoutCancel(ctx), v.stage)
+		_, _ = unstuck(ctx, v.crew, func() (struct{}, error) {
+			return struct{}{}, v.to.Remove(context.WithoutCancel(ctx), v.stage)
+		})
 	}
 }
 

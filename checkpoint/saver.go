@@ -134,14 +134,14 @@ func (s *Saver) Save(ctx context.Context, step int, state State) (begun bool, er
 		}
 	}
 	// The ranks agree on the error of the save before: some may have seen it by Err.
-	if err := v.agree(context.WithoutCancel(ctx), s.Wait(ctx)); err != nil {
+	if err := v.agree(ctx, s.Wait(ctx)); err != nil {
 		return false, err
 	}
 	files, err := v.plan(ctx)
 	if err != nil {
 		return false, err
 	}
-	if err := v.agree(context.WithoutCancel(ctx), v.fail("copy", s.copy(ctx, v, files))); err != nil {
+	if err := v.agree(ctx, v.fail("copy", s.copy(ctx, v, files))); err != nil {
 		return false, v.fail("copy", err)
 	}
 	s.begin(ctx, v, files)
@@ -150,7 +150,7 @@ func (s *Saver) Save(ctx context.Context, step int, state State) (begun bool, er
 
 // isAnyBusy says whether any rank is still writing.
 func (v *save) isAnyBusy(ctx context.Context, mine bool) (bool, error) {
-	all, err := allGather(context.WithoutCancel(ctx), v.crew, mine)
+	all, err := allGather(ctx, v.crew, mine)
 	if err != nil {
 		return false, v.fail("compare", err)
 	}
@@ -203,7 +203,7 @@ func (s *Saver) begin(ctx context.Context, v *save, files []filePlan) {
 	s.mu.Lock()
 	s.pending = p
 	s.mu.Unlock()
-	v.crew = crewOf(s.back)
+	v.crew, v.beside = crewOf(s.back), true
 	if s.o.BytesPerSecond > 0 {
 		v.pace = func(n int) error { return s.pace(inner, n) }
 	}
