@@ -267,7 +267,7 @@ func addCompletions(cmd *cobra.Command) error {
 		var values []string
 		for name := range strings.SplitSeq(value, "|") {
 			switch {
-			case name == "DIR":
+			case name == "DIR" || name == "PLACE": // an address is typed
 				how = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 					return nil, cobra.ShellCompDirectiveFilterDirs
 				}
