@@ -74,23 +74,26 @@ func (v *save) finish(ctx context.Context, own *Manifest) error {
 	if err != nil {
 		return v.fail("merge", err)
 	}
-	switch {
-	case v.damaged:
-		err = v.to.SetAside(ctx, v.name())
-	case v.keep.Only: // it may be there; for an instant there is none then
-		err = v.to.Remove(ctx, v.name())
+	if v.damaged {
+		if err := v.to.SetAside(ctx, v.name()); err != nil {
+			return v.fail("make room", err)
+		}
 	}
-	if err != nil {
-		return v.fail("make room", err)
+	commit, removeOld := v.to.Commit, func(context.Context) error { return nil }
+	if v.keep.Only { // one of this step may be there
+		commit = v.to.Replace
+		if removeOld, err = v.remover(ctx); err != nil {
+			return v.fail("make room", err)
+		}
 	}
-	err = v.to.Commit(ctx, v.stage, v.name(), text)
+	err = commit(ctx, v.stage, v.name(), text)
 	var late *storage.CommittedError
 	v.committed = err == nil || errors.As(err, &late)
 	if err != nil {
 		return v.fail("commit", err)
 	}
 	ctx = context.WithoutCancel(ctx)
-	return v.fail("prune", errors.Join(v.keep.prune(ctx, v.to, v.step), removeParted(ctx, v.to, v.step)))
+	return v.fail("prune", errors.Join(removeOld(ctx), v.keep.prune(ctx, v.to, v.step), removeParted(ctx, v.to, v.step)))
 }
 
 // merge puts the parts of the other ranks into rank 0's.

@@ -142,6 +142,34 @@ func removeStep(ctx context.Context, from storage.Storage, name string) error {
 	return nil
 }
 
+// remover returns what removes the files of the checkpoint that is there now, once another one has
+// taken its place, where a commit leaves them.
+func (v *save) remover(ctx context.Context) (func(context.Context) error, error) {
+	none := func(context.Context) error { return nil }
+	if !commitsInPlace(v.to) {
+		return none, nil
+	}
+	c, err := openManifest(ctx, v.to, v.name())
+	switch {
+	case errors.Is(err, ErrNone):
+		return none, nil
+	case errors.As(err, new(*DamagedError)), errors.As(err, new(*versionError)):
+		c = nil // which folder is its own is not known: it stays as a stage does
+	case err != nil:
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		entries, err := v.to.List(ctx, v.name())
+		for _, e := range entries {
+			isOld := !e.IsFolder || c != nil && e.Name == c.manifest.Folder
+			if e.Name != ManifestName && isOld {
+				err = errors.Join(err, v.to.Remove(ctx, join(v.name(), e.Name)))
+			}
+		}
+		return err
+	}, nil
+}
+
 // lastWrite returns when a file of a folder was last written; zero if none has a time.
 func lastWrite(ctx context.Context, from storage.Storage, folder string) (last time.Time, err error) {
 	files, err := from.List(ctx, folder)

@@ -100,6 +100,62 @@ func TestRetentionOfOthers(t *testing.T) {
 	}
 }
 
+// TestRetentionReplaces: a step that is there alone is saved again, and any one operation fails. The
+// old one or the new one is there whole, and after a save that succeeds nothing else.
+func TestRetentionReplaces(t *testing.T) {
+	for _, canExchange := range []bool{true, false} {
+		testReplaces(t, canExchange)
+	}
+}
+
+// testReplaces does so on a file system that can exchange two names, or cannot.
+func testReplaces(t *testing.T, canExchange bool) {
+	for fails := 1; ; fails++ {
+		root := t.TempDir()
+		save := func(to storage.Storage, text string) error {
+			s := checkpoint.State{Files: func(w *checkpoint.Writer) error { return w.WriteFile("a", []byte(text)) }}
+			return checkpoint.Save(t.Context(), nil, to, 4, s, checkpoint.WithRetention(checkpoint.Retention{Only: true}))
+		}
+		if err := save(storage.Dir(root), "old"); err != nil {
+			t.Fatal(err)
+		}
+		n, failed, unsupported := 0, storage.Op{}, false
+		err := save(storage.Dir(root, storage.WithHook(func(op storage.Op, do func() error) error {
+			if n++; n == fails {
+				failed = op
+				return syscall.ENOSPC
+			}
+			if strings.HasSuffix(op.To, checkpoint.StepName(4)) && !canExchange && !unsupported {
+				unsupported = true
+				return errors.ErrUnsupported
+			}
+			return do()
+		})), "new")
+		var saved *checkpoint.SaveError
+		want := "old"
+		if err == nil || errors.As(err, &saved) && saved.Committed {
+			want = "new"
+		}
+		c, oerr := checkpoint.Open(t.Context(), storage.Dir(root), "")
+		if oerr != nil {
+			t.Fatalf("%v fails (%v): %v", failed, err, oerr)
+		}
+		if text, rerr := c.ReadFile("a", 10); rerr != nil || string(text) != want {
+			t.Errorf("%v fails (%v): %s, want %s (%v)", failed, err, text, want, rerr)
+		}
+		if n >= fails {
+			continue
+		}
+		if unsupported == canExchange {
+			t.Errorf("exchanges %v, want %v", !unsupported, canExchange)
+		}
+		if entries, lerr := storage.Dir(root).List(t.Context(), ""); err != nil || len(entries) != 1 {
+			t.Errorf("%v, %v, %v", err, entries, lerr)
+		}
+		return
+	}
+}
+
 // TestSaveRefuses: a save that cannot be is an error of its own kind, and leaves nothing.
 func TestSaveRefuses(t *testing.T) {
 	root := t.TempDir()

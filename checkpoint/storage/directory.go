@@ -253,6 +253,42 @@ func (d *Directory) Commit(ctx context.Context, stage, name string, manifest []b
 	return nil
 }
 
+// Replace is as in [Storage]: an exchange of two names, or two renames.
+func (d *Directory) Replace(ctx context.Context, stage, name string, manifest []byte) error {
+	from, err := d.at(ctx, stage)
+	if err != nil {
+		return err
+	}
+	to, err := d.at(ctx, name)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+		return d.Commit(ctx, stage, name, manifest)
+	}
+	if err := WriteFile(ctx, d, stage+"/"+ManifestName, manifest); err != nil {
+		return err
+	}
+	old := from
+	err = d.disk.exchange(from, to)
+	if errors.Is(err, errors.ErrUnsupported) {
+		old = to + tempInfix + randomName()
+		if err = d.disk.rename(to, old); err == nil {
+			if err = d.disk.rename(from, to); err != nil {
+				err = errors.Join(err, d.disk.rename(old, to))
+			}
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if err := d.disk.syncDir(filepath.Dir(to)); err != nil {
+		return &CommittedError{Name: to, Err: err}
+	}
+	_ = d.disk.removeAll(old) // else the next save does, as it has the name of a stage
+	return nil
+}
+
 func (d *Directory) taken(path string) error {
 	if _, err := os.Lstat(filepath.Join(path, ManifestName)); err != nil {
 		return &ExistError{"storage: " + path + " is taken by something that is no checkpoint: set it aside"}

@@ -139,6 +139,11 @@ func (d *disk) rename(from, to string) error {
 	return d.do(Op{Kind: OpRename, Path: from, To: to}, func() error { return os.Rename(from, to) })
 }
 
+// exchange gives two folders each other's names, at one instant.
+func (d *disk) exchange(a, b string) error {
+	return d.do(Op{Kind: OpRename, Path: a, To: b}, func() error { return exchange(a, b) })
+}
+
 func (d *disk) link(from, to string) error {
 	return d.do(Op{Kind: OpLink, Path: from, To: to}, func() error { return os.Link(from, to) })
 }

@@ -100,6 +100,12 @@ type Storage interface {
 	// place now or later. After any other error it is not in place.
 	Commit(ctx context.Context, stage, name string, manifest []byte) error
 
+	// Replace is Commit where the new checkpoint takes the place of one of its name, at one
+	// instant where the file system can. What the old one had in its stage's folder stays for
+	// the caller to remove, in storages where that lies in the checkpoint. After an error that
+	// is neither a [CommittedError] nor a [DoubtError] the old one is as it was.
+	Replace(ctx context.Context, stage, name string, manifest []byte) error
+
 	// Remove removes a file, or a folder with all that is in it. A checkpoint stops
 	// being one before its first file goes. It is no error if nothing is there.
 	Remove(ctx context.Context, name string) error

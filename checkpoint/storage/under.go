@@ -66,6 +66,10 @@ func (u *under) Commit(ctx context.Context, stage, name string, manifest []byte)
 	return u.s.Commit(ctx, u.name(stage), u.name(name), manifest)
 }
 
+func (u *under) Replace(ctx context.Context, stage, name string, manifest []byte) error {
+	return u.s.Replace(ctx, u.name(stage), u.name(name), manifest)
+}
+
 func (u *under) Remove(ctx context.Context, name string) error {
 	return u.s.Remove(ctx, u.name(name))
 }

@@ -342,6 +342,13 @@ func (k killed) Commit(ctx context.Context, stage, name string, manifest []byte)
 	return errors.Join(k.Storage.Commit(ctx, stage, name, manifest), k.alive())
 }
 
+func (k killed) Replace(ctx context.Context, stage, name string, manifest []byte) error {
+	if err := k.alive(); err != nil {
+		return err
+	}
+	return errors.Join(k.Storage.Replace(ctx, stage, name, manifest), k.alive())
+}
+
 func (k killed) Remove(ctx context.Context, name string) error {
 	if err := k.alive(); err != nil {
 		return err

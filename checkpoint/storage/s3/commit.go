@@ -37,6 +37,27 @@ func (b *Bucket) Commit(ctx context.Context, stage, name string, manifest []byte
 	return c.byListing(ctx)
 }
 
+// Replace is as in [storage.Storage]: the manifest is put, whatever is there.
+func (b *Bucket) Replace(ctx context.Context, stage, name string, manifest []byte) error {
+	if err := b.begin(ctx, name, stage); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(stage, name+"/") {
+		return fmt.Errorf("storage: %s is no stage of %s", storage.At(b, stage), name)
+	}
+	c := &commit{b: b, stage: stage, name: name, manifest: manifest, key: name + "/" + storage.ManifestName}
+	err := c.put(ctx, func(ctx context.Context) error {
+		return b.put(ctx, c.key, manifest, minio.PutObjectOptions{ContentType: "application/json"})
+	})
+	if err == nil || !c.sent {
+		return err
+	}
+	if err := c.doubt(ctx, err); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return c.inDoubt(err) // the old one is there now
+}
+
 const (
 	// numProbes is how many conditional puts a probe makes at once.
 	numProbes = 4
@@ -181,6 +202,11 @@ func (c *commit) doubt(ctx context.Context, err error) error {
 	case terr == nil, errors.Is(terr, fs.ErrExist):
 		return terr
 	}
+	return c.inDoubt(err)
+}
+
+// inDoubt notes that the manifest may yet be put.
+func (c *commit) inDoubt(err error) error {
 	c.b.mu.Lock()
 	c.b.doubts[c.stage] = true
 	c.b.mu.Unlock()

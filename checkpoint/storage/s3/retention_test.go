@@ -87,3 +87,29 @@ func TestRetentionOfTheSameStep(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRetentionReplaces: a step that is there alone is saved again, and nothing of the old one stays.
+func TestRetentionReplaces(t *testing.T) {
+	s3test.Credentials(t)
+	b := mustOpen(t, s3test.GoFake(t).Address("run"))
+	name := checkpoint.StepName(1)
+	for _, text := range []string{"old", "new"} {
+		file := func(w *checkpoint.Writer) error { return w.WriteFile("a", []byte(text)) }
+		if err := checkpoint.Save(t.Context(), nil, b, 1, checkpoint.State{Files: file}, checkpoint.WithRetention(checkpoint.Retention{Only: true})); err != nil {
+			t.Fatal(err)
+		}
+		ck, err := checkpoint.Open(t.Context(), b, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ck.ReadFile("a", 10); err != nil || string(got) != text {
+			t.Errorf("%q, want %q (%v)", got, text, err)
+		}
+		if entries, err := b.List(t.Context(), name); err != nil || len(entries) != 2 { // the manifest and a folder
+			t.Errorf("after %s: %v, %v", text, entries, err)
+		}
+		if err := storage.WriteFile(t.Context(), b, name+"/proof.json", []byte("of "+text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -320,6 +320,30 @@ func testCommit(t *testing.T, place Place) {
 		t.Errorf("a second commit of the step: %v", err)
 	}
 	check()
+	dir3, at3 := stage(t, place, "step-1", "ghi")
+	canceled, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := s.Replace(canceled, dir3, "step-1", []byte("manifest of ghi")); !errors.Is(err, context.Canceled) {
+		t.Errorf("Replace after the end of its context: %v", err)
+	}
+	check()
+	if err := s.Replace(ctx, dir3, "step-1", []byte("manifest of ghi")); err != nil {
+		t.Fatal(err)
+	}
+	checkFile(t, place(), "step-1/"+storage.ManifestName, []byte("manifest of ghi"))
+	checkFile(t, place(), at3+"one", []byte("one of ghi"))
+	dir4, at4 := stage(t, place, "step-2", "jkl")
+	if err := s.Replace(ctx, dir4, "step-2", []byte("manifest of jkl")); err != nil { // nothing is there
+		t.Fatal(err)
+	}
+	checkFile(t, place(), at4+"two", []byte("two of jkl"))
+	if err := s.Remove(ctx, "step-2"); err != nil {
+		t.Error(err)
+	}
+	check = func() {
+		t.Helper()
+		checkFile(t, place(), at3+"two", []byte("two of ghi"))
+	}
 	if err := s.Remove(ctx, dir2); err != nil {
 		t.Error(err)
 	}

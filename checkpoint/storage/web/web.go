@@ -109,6 +109,11 @@ func (s *Site) Commit(context.Context, string, string, []byte) error {
 	return s.no("written", elsewhere)
 }
 
+// Replace is not possible.
+func (s *Site) Replace(context.Context, string, string, []byte) error {
+	return s.no("written", elsewhere)
+}
+
 // Remove is not possible.
 func (s *Site) Remove(context.Context, string) error { return s.no("removed", elsewhere) }
 
