@@ -69,7 +69,7 @@ func (c *Checkpoint) Copy(ctx context.Context, to storage.Storage, progress func
 	var late *storage.CommittedError
 	committed = err == nil || errors.As(err, &late)
 	if err != nil {
-		return &SaveError{Where: to.String(), Step: c.Step, Op: "commit", Committed: committed, Err: err}
+		return &SaveError{Where: to.String(), Step: c.Step, Op: "commit", Committed: committed, Doubt: errors.As(err, new(*storage.DoubtError)), Err: err}
 	}
 	for _, file := range beside {
 		if err := c.copyBeside(ctx, file, to, name); err != nil {

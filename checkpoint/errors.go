@@ -23,10 +23,13 @@ type SaveError struct {
 	Step  int
 	Op    string // "compare", "begin", "write", "commit", "prune", …
 	// Committed: the new checkpoint is in place and complete; what failed came
-	// after. Otherwise nothing of it is left, or only a stage that the next save
+	// after. Otherwise, unless there is a doubt, nothing of it is left, or only a stage that the next save
 	// removes.
 	Committed bool
-	Err       error
+	// Doubt: whether the new checkpoint is in place, now or later, is not known: the rank, or the
+	// server, that makes it did not answer.
+	Doubt bool
+	Err   error
 }
 
 func (e *SaveError) Error() string {
@@ -34,6 +37,8 @@ func (e *SaveError) Error() string {
 	switch {
 	case e.Committed:
 		s += "; the new checkpoint is in place"
+	case e.Doubt:
+		s += "; whether the new checkpoint is in place is not known: look there before you save this step again"
 	case errors.Is(e.Err, syscall.ENOSPC):
 		s += "; the checkpoints before it are untouched: free some space there, or keep fewer, and save again"
 	default:

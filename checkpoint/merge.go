@@ -90,6 +90,7 @@ func (v *save) finish(ctx context.Context, own *Manifest) error {
 	var late *storage.CommittedError
 	v.committed = err == nil || errors.As(err, &late)
 	if err != nil {
+		v.doubt = errors.As(err, new(*storage.DoubtError))
 		return v.fail("commit", err)
 	}
 	ctx = context.WithoutCancel(ctx)

@@ -50,7 +50,7 @@ func WithTogether(sections ...string) SaveOption {
 
 // Save makes the checkpoint of a step. All ranks of g call it; nil stands for one rank. Each
 // rank writes its own boxes, and of what several ranks hold its share. The checkpoint is there
-// whole or, after any failure, not at all.
+// whole or, after any failure, not at all; [SaveError.Doubt] says where a rank does not know which.
 //
 // An error of a rank is an error of all: the rank's own is as it was, and the others have one
 // that names the rank. A step that is there already is an error that wraps [io/fs.ErrExist]; a
@@ -81,6 +81,7 @@ type save struct {
 	there         []FileInfo // files that other ranks have written; of SavePart
 	damaged       bool       // a damaged checkpoint is in the place of the new one
 	committed     bool
+	doubt         bool    // whether it is committed is not known
 	links         *linker // nil where there is nothing to link
 }
 
@@ -92,7 +93,7 @@ func (v *save) fail(op string, err error) error {
 	if errors.As(err, &done) || isBusy(err) {
 		return err
 	}
-	return &SaveError{Where: v.to.String(), Step: v.step, Op: op, Committed: v.committed, Err: err}
+	return &SaveError{Where: v.to.String(), Step: v.step, Op: op, Committed: v.committed, Doubt: v.doubt, Err: err}
 }
 
 func (v *save) name() string { return StepName(v.step) }
@@ -177,12 +178,7 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		HasPart bool
 	}
 	reports, gathered := allGather(ctx, v.crew, report{reportOf(err), own != nil && own.isWorthAPart()})
-	switch {
-	case err == nil:
-		err = gathered
-	case gathered != nil: // what was written may have failed because rank 0 has given up since
-		err = fmt.Errorf("%w (on this rank: %w)", gathered, err)
-	}
+	err = v.reported(err, gathered)
 	hasPart := make([]bool, v.size)
 	for r, other := range reports {
 		if hasPart[r] = other.HasPart; err == nil {
@@ -194,8 +190,8 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		return v.fail("write", err)
 	}
 	type outcome struct {
-		Err       rankReport
-		Committed bool
+		Err              rankReport
+		Committed, Doubt bool
 	}
 	var out outcome
 	if v.rank == 0 {
@@ -203,17 +199,33 @@ func (v *save) run(ctx context.Context, files []filePlan) error {
 		if !v.committed {
 			v.giveUp(ctx, err)
 		}
-		out = outcome{reportOf(err), v.committed}
+		out = outcome{reportOf(err), v.committed, v.doubt}
 	}
 	out, told := broadcast(ctx, v.crew, out)
 	switch {
 	case err != nil || v.rank == 0:
 		return err
 	case told != nil:
-		return v.fail("commit", fmt.Errorf("whether rank 0 has made it is not known: %w", told))
+		v.doubt = true
+		return v.fail("commit", told)
 	}
-	v.committed = out.Committed
+	v.committed, v.doubt = out.Committed, out.Doubt
 	return v.fail("commit", out.Err.of(0))
+}
+
+// reported returns what of this rank's own error and that of gathering all of them counts.
+func (v *save) reported(own, gathered error) error {
+	switch {
+	case gathered == nil:
+		return own
+	case own == nil:
+		// Rank 0 may have the reports of all, that of this rank among them, and commit.
+		v.doubt = v.rank != 0
+		return gathered
+	}
+	// What was written may have failed because rank 0 has given up since. It cannot commit without
+	// this rank.
+	return fmt.Errorf("%w (on this rank: %w)", gathered, own)
 }
 
 // begin settles the names of all files and prepares the stage. Rank 0 holds the lock until
