@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/cohort-ml/cohort/checkpoint/internal/filelock"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // runLock is the file in a run's directory that a running job holds a lock on.
@@ -15,7 +16,7 @@ const runLock = "run.lock"
 
 // Claim makes a run's directory, which it creates if need be, that of this
 // process until release or the end of the process, however it comes. While
-// another process has it the error is a [BusyError]: two runs in one directory
+// another process has it the error is a [*storage.BusyError]: two runs in one directory
 // would take each other's checkpoints for their own. On a file system without
 // locks nothing is kept apart.
 func Claim(dir string) (release func(), err error) {
@@ -26,6 +27,6 @@ func Claim(dir string) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	release, _, err = filelock.Lock(f, &BusyError{Dir: dir})
+	release, _, err = filelock.Lock(f, &storage.BusyError{Where: dir, Holder: "run"})
 	return release, err
 }

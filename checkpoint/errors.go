@@ -56,7 +56,7 @@ type RankError struct {
 	Text string // what that rank says
 
 	kinds []string // see errorKinds
-	where string   // the storage, of a BusyError
+	busy  *storage.BusyError
 }
 
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Text) }
@@ -70,8 +70,8 @@ func (e *RankError) Is(target error) bool {
 // As makes a BusyError of that of the rank.
 func (e *RankError) As(target any) bool {
 	busy, ok := target.(**storage.BusyError)
-	if ok = ok && slices.Contains(e.kinds, busyKind); ok {
-		*busy = &storage.BusyError{Where: e.where}
+	if ok = ok && e.busy != nil; ok {
+		*busy = e.busy
 	}
 	return ok
 }
@@ -88,13 +88,11 @@ var errorKinds = []errorKind{
 	{"canceled", context.Canceled}, {"deadline", context.DeadlineExceeded},
 }
 
-const busyKind = "busy"
-
 // rankReport is an error as a rank sends it to others. The zero value is none.
 type rankReport struct {
 	Text  string
 	Kinds []string
-	Where string
+	Busy  *storage.BusyError
 }
 
 // reportOf makes an error one that can be sent.
@@ -108,10 +106,7 @@ func reportOf(err error) (r rankReport) {
 			r.Kinds = append(r.Kinds, k.name)
 		}
 	}
-	var busy *storage.BusyError
-	if errors.As(err, &busy) {
-		r.Kinds, r.Where = append(r.Kinds, busyKind), busy.Where
-	}
+	errors.As(err, &r.Busy)
 	return r
 }
 
@@ -123,7 +118,7 @@ func (r rankReport) of(rank int) error {
 	if r.isNone() {
 		return nil
 	}
-	return &RankError{Rank: rank, Text: r.Text, kinds: r.Kinds, where: r.Where}
+	return &RankError{Rank: rank, Text: r.Text, kinds: r.Kinds, busy: r.Busy}
 }
 
 // SpaceError says that a checkpoint would not fit.
@@ -138,13 +133,6 @@ func (e *SpaceError) Error() string {
 
 // Is makes a SpaceError one of a full disk.
 func (e *SpaceError) Is(target error) bool { return target == syscall.ENOSPC }
-
-// BusyError says that another run has claimed a directory, see [Claim].
-type BusyError struct{ Dir string }
-
-func (e *BusyError) Error() string {
-	return fmt.Sprintf("checkpoint: another run is under way in %s: wait for its end, or give each run a directory of its own", e.Dir)
-}
 
 // DamagedError says in what a checkpoint differs from its manifest.
 type DamagedError struct {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/errorfile"
 )
@@ -29,7 +29,7 @@ func settled(err error) error {
 func passing(err error) bool {
 	var rank *dist.RankError
 	var late *dist.TimeoutError
-	var busy *checkpoint.BusyError
+	var busy *storage.BusyError
 	var lags *laggingError
 	var errno syscall.Errno
 	switch {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -30,7 +31,7 @@ func claim(ctx context.Context, out string) (release func(), err error) {
 	restarts, _ := envvar.RestartCount.IntOr(0, 0, math.MaxInt32)
 	for deadline := time.Now().Add(claimPatience); ; {
 		release, err = checkpoint.Claim(out)
-		if busy := (*checkpoint.BusyError)(nil); !errors.As(err, &busy) || restarts == 0 || time.Now().After(deadline) {
+		if busy := (*storage.BusyError)(nil); !errors.As(err, &busy) || restarts == 0 || time.Now().After(deadline) {
 			return release, err
 		}
 		select {

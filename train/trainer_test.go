@@ -714,7 +714,7 @@ func TestClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var busy *checkpoint.BusyError
+	var busy *storage.BusyError
 	told, _ := f.run(t, 2)
 	if !errors.As(told[0], &busy) || told[1] == nil || !strings.Contains(told[1].Error(), "another run is under way in "+f.out) {
 		t.Errorf("told %v", told)

@@ -3,17 +3,19 @@
 package storage
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 )
 
-// BusyError says that somebody else holds the lock of a storage.
+// BusyError says that somebody else holds the lock of a storage, or has claimed the directory of a run.
 type BusyError struct {
-	Where string // the storage
+	Where  string // the storage, or the directory
+	Holder string // what holds it: "run", or empty for a save
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("storage: another save is under way in %s: give each run a place of its own", e.Where)
+	return fmt.Sprintf("storage: another %s is under way in %s: wait for its end, or give each run a place of its own", cmp.Or(e.Holder, "save"), e.Where)
 }
 
 // ExistError says that a name is taken. It is one of [fs.ErrExist].
