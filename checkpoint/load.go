@@ -35,6 +35,10 @@ type Loaded struct {
 	Step       int
 	Ranks      int             // that saved it
 	PassedOver []*DamagedError // on rank 0: newer ones
+	// Stays has, on rank 0, the steps of those that keep their names, because rank 0 reads them as
+	// they were saved. The run will come to these steps again: a save of one is an error of
+	// [io/fs.ErrExist] unless [WithReplace] names it.
+	Stays []int
 	// RankValues says whether values of the ranks were loaded. They are not if another number
 	// of ranks saved.
 	RankValues     bool
@@ -229,7 +233,9 @@ func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) 
 	}
 	if l.rank == 0 {
 		for _, d := range l.passed {
-			l.setAside(context.WithoutCancel(ctx), d)
+			if step, stays := l.setAside(context.WithoutCancel(ctx), d); stays {
+				loaded.Stays = append(loaded.Stays, step)
+			}
 		}
 	}
 	if l.loaded != nil {
@@ -241,18 +247,20 @@ func (l *load) try(ctx context.Context, ck *Checkpoint) (again bool, err error) 
 
 // setAside tells of a damaged checkpoint and gives it another name. If that fails, it stays and
 // is passed over again. It also stays if only another rank sees the damage: that rank's machine
-// may be what is wrong.
-func (l *load) setAside(ctx context.Context, d *DamagedError) {
+// may be what is wrong. stays is true then.
+func (l *load) setAside(ctx context.Context, d *DamagedError) (step int, stays bool) {
 	text := "passing over a damaged checkpoint: " + d.Error()
 	name := d.Path[strings.LastIndexByte(d.Path, '/')+1:]
-	if l.other[d] && l.isWhole(ctx, name, d.File) {
-		text += " (rank 0 reads it as it was saved, so it stays: look at the disk or the mount of the rank that does not)"
-	} else if _, ok := ParseStep(name); ok {
+	step, ok := ParseStep(name)
+	if stays = ok && l.other[d] && l.isWhole(ctx, name, d.File); stays {
+		text += fmt.Sprintf(" (rank 0 reads it as it was saved, so it stays: look at the disk or the mount of the rank that does not; a save of step %d will not replace it unless it is told to)", step)
+	} else if ok {
 		if err := l.from.SetAside(ctx, name); err != nil {
 			text += fmt.Sprintf(" (it cannot be set aside: %v)", err)
 		}
 	}
 	l.notice(text)
+	return step, stays
 }
 
 // isWhole says whether this rank finds no damage in a file of a checkpoint.

@@ -80,7 +80,7 @@ func (v *save) finish(ctx context.Context, own *Manifest) error {
 		}
 	}
 	commit, removeOld := v.to.Commit, func(context.Context) error { return nil }
-	if v.keep.Only { // one of this step may be there
+	if v.replaces(v.step) { // one of this step may be there
 		commit = v.to.Replace
 		if removeOld, err = v.remover(ctx); err != nil {
 			return v.fail("make room", err)

@@ -24,7 +24,11 @@ type saveOptions struct {
 	together []string
 	pace     func(n int) error
 	notice   func(text string)
+	replace  []int
 }
+
+// replaces says whether the checkpoint takes the place of a good one of its step.
+func (o *saveOptions) replaces(step int) bool { return o.keep.Only || slices.Contains(o.replace, step) }
 
 func saveOptionsOf(opts []SaveOption) saveOptions {
 	o := saveOptions{share: shareBytes, notice: func(string) {}}
@@ -41,6 +45,12 @@ func WithRetention(keep Retention) SaveOption { return func(o *saveOptions) { o.
 // WithShare sets from how many bytes on a further rank takes a share of what several ranks hold.
 // It is 16 MiB if not set: smaller shares cost more time than they save.
 func WithShare(bytes int64) SaveOption { return func(o *saveOptions) { o.share = max(1, bytes) } }
+
+// WithReplace names steps whose checkpoints a save replaces, also good ones: for a run that was set
+// back before them, see [Loaded].
+func WithReplace(steps ...int) SaveOption {
+	return func(o *saveOptions) { o.replace = append(o.replace, steps...) }
+}
 
 // WithTogether names sections whose whole tensors one rank writes into one file, which other
 // programs want under one name.
@@ -320,7 +330,7 @@ func (v *save) prepare(ctx context.Context, bytes int64) (release func(), err er
 	}
 	for _, e := range entries {
 		switch {
-		case e.Name == v.name() && !v.keep.Only:
+		case e.Name == v.name() && !v.replaces(v.step):
 			if v.damaged, err = v.isDamaged(ctx); err != nil {
 				return nil, v.fail("begin", err)
 			}

@@ -343,7 +343,7 @@ func TestNewerVersion(t *testing.T) {
 }
 
 // TestDamageOfOneMachine: a checkpoint that one rank cannot read is passed over by all. It stays
-// under its name if rank 0 reads all of it.
+// under its name if rank 0 reads all of it, and a save of its step replaces it if it is told to.
 func TestDamageOfOneMachine(t *testing.T) {
 	root := t.TempDir()
 	to := storage.Dir(root)
@@ -366,12 +366,27 @@ func TestDamageOfOneMachine(t *testing.T) {
 		}
 		var notices []string
 		s.Values, s.RankValues = nil, nil
-		step, err := checkpoint.Load(ctx, g, from, s, checkpoint.WithNotice(func(text string) { notices = append(notices, text) }))
+		var loaded checkpoint.Loaded
+		step, err := checkpoint.Load(ctx, g, from, s, checkpoint.WithLoaded(&loaded), checkpoint.WithNotice(func(text string) { notices = append(notices, text) }))
 		if err != nil || step != 1 {
 			return fmt.Errorf("step %d, %w", step, err)
 		}
 		if g.Rank() == 0 && (len(notices) != 1 || !strings.Contains(notices[0], "rank 0 reads it as it was saved")) {
 			return fmt.Errorf("%q", notices)
+		}
+		if want := []int{2}; g.Rank() == 0 && !slices.Equal(loaded.Stays, want) {
+			return fmt.Errorf("stay: %v, want %v", loaded.Stays, want)
+		}
+		s.Values = map[string]any{"again": true}
+		if err := checkpoint.Save(ctx, g, to, 2, s); !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("a save of the step that stays: %w", err)
+		}
+		if err := checkpoint.Save(ctx, g, to, 2, s, checkpoint.WithReplace(loaded.Stays...)); err != nil {
+			return err
+		}
+		ck, err := checkpoint.Open(ctx, to, "")
+		if err != nil || ck.Step != 2 || !ck.HasValue("again") {
+			return fmt.Errorf("the step was not replaced: %w", err)
 		}
 		return nil
 	})

@@ -34,6 +34,8 @@ type SaverOptions struct {
 	Keep Retention
 	// Together names sections that one rank writes into one file, see [WithTogether].
 	Together []string
+	// Replace names steps whose checkpoints are replaced, see [WithReplace].
+	Replace []int
 	// Share is as in [WithShare]; 0 is its default.
 	Share int64
 	// Committed is called on every rank when the checkpoint of a step is there, in the
@@ -110,7 +112,7 @@ func NewSaver(ctx context.Context, g *dist.Group, to storage.Storage, o SaverOpt
 // begun.
 func (s *Saver) Save(ctx context.Context, step int, state State) (begun bool, err error) {
 	v := &save{crew: crewOf(s.front), to: s.to, step: step, state: state}
-	v.saveOptions = saveOptionsOf([]SaveOption{WithRetention(s.o.Keep), WithTogether(s.o.Together...)})
+	v.saveOptions = saveOptionsOf([]SaveOption{WithRetention(s.o.Keep), WithTogether(s.o.Together...), WithReplace(s.o.Replace...)})
 	if s.o.Share > 0 {
 		v.share = s.o.Share
 	}
