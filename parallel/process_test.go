@@ -61,6 +61,12 @@ func rankMain(optimizer string) int {
 		if optimizer == killRole {
 			return trainUntilKilled(ctx, g)
 		}
+		if strings.HasPrefix(optimizer, mpiRole) {
+			if err := runMPI(ctx, g, optimizer); err != nil {
+				return err
+			}
+			return g.Close()
+		}
 		m, err := train(ctx, g, optimizer, 50)
 		if err != nil {
 			return err
