@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -263,4 +265,59 @@ func sameState(t *testing.T, a, b string) {
 			t.Errorf("%s of %s and of %s differ", section, a, b)
 		}
 	}
+}
+
+// TestEmergencyAfterAStop: a rank hangs in step 8 when the run is asked to stop. The ranks give the
+// step up after the deadline, and the run goes on after step 7.
+func TestEmergencyAfterAStop(t *testing.T) {
+	f := newFitting(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	deadline := loaded.Allow(500 * time.Millisecond)
+	f.set = func(rank int, task *Task[points], o *Options) {
+		sharded(rank, task, o)
+		o.SaveDeadline = deadline
+		feed, left := task.Feed, 100
+		if rank == 1 {
+			left = 7
+		}
+		task.Feed = func(ctx context.Context, from data.LoaderState) (Feed[points], error) {
+			f, err := feed(ctx, from)
+			return &hanging{f, left, stop}, err
+		}
+	}
+	var errs [2]error
+	_ = dist.Spawn(t.Context(), 2, func(_ context.Context, g *dist.Group) error {
+		task, o := f.task(g, Axes{})
+		errs[g.Rank()] = Run(ctx, g, task, o, Discard)
+		return nil
+	})
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d saved its part of the state after step 7", rank)) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if !errors.Is(errs[1], errTooLong) {
+		t.Errorf("the rank that hangs: %v", errs[1])
+	}
+	f.set = sharded
+	if _, err := f.run(t, 2); err != nil || f.log.start.FirstStep != 7 {
+		t.Errorf("goes on from %d: %v", f.log.start.FirstStep, err)
+	}
+}
+
+// hanging is a feed that hangs after so many batches, and says so.
+type hanging struct {
+	Feed[points]
+	left int
+	told func()
+}
+
+func (h *hanging) Next(ctx context.Context) (points, error) {
+	if h.left--; h.left < 0 {
+		h.told()
+		<-ctx.Done()
+		return points{}, context.Cause(ctx)
+	}
+	return h.Feed.Next(ctx)
 }
