@@ -64,11 +64,17 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if err := i.compare(first, self); err != nil {
 		return nil, false, err
 	}
+	if at.Next < first.Standing.Next {
+		i.watch.floor = first.Standing.Next + 1
+	}
 	if err := i.watch.start(ctx); err != nil {
 		return nil, false, err
 	}
 	if behind = at.Next < first.Standing.Next || first.begun; behind {
 		err = i.watch.say(ctx, coming)
+	}
+	if err == nil && first.begun && at.Next == 0 {
+		err = i.watch.partOf(ctx)
 	}
 	if err != nil {
 		i.Close()

@@ -5,6 +5,7 @@ package islands
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 )
@@ -33,6 +34,8 @@ type watcher struct {
 	others []sign
 	seen   []time.Time // when each sign was new
 	want   string      // the state that an island has asked for
+
+	floor int // how far the others had come when this island met them, as mostPosted says it
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -169,13 +172,44 @@ func (w *watcher) all() (who []member) {
 func (w *watcher) mostPosted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	most := 0
+	most := w.floor
 	for n, s := range w.others {
 		if n != w.i.c.Island {
 			most = max(most, s.Posted)
 		}
 	}
 	return most
+}
+
+// errOlderRun is what an island gets that begins from nothing where nobody trains.
+var errOlderRun = errors.New("the store has the exchanges of an older run, none of whose islands trains any more, and this island begins from nothing: start a new store, or go on from the checkpoints of the islands")
+
+// partOf waits until another island shows that it trains: else an island that begins from nothing
+// would take what an older run has left in the store for its own.
+func (w *watcher) partOf(ctx context.Context) error {
+	training := func() (counts []int64) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for n, s := range w.others {
+			if n == w.i.c.Island || s.State != ready {
+				s.Count = -1
+			}
+			counts = append(counts, s.Count)
+		}
+		return counts
+	}
+	before := training()
+	for range 12 { // eighths of the silence: a sign of life comes in each
+		if err := pause(ctx, w.i.c.Silence/8); err != nil {
+			return err
+		}
+		for n, count := range training() {
+			if count >= 0 && count != before[n] {
+				return nil
+			}
+		}
+	}
+	return errOlderRun
 }
 
 func (w *watcher) wanted() string {
