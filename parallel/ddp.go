@@ -105,8 +105,11 @@ type ddpOptions struct {
 // String names the options that all ranks must have alike.
 func (o *ddpOptions) String() string {
 	var said []string
-	if o.hook != nil {
+	switch {
+	case o.hook != nil:
 		said = append(said, fmt.Sprintf("WithHook(%s)", o.hook))
+	case o.hookSaid:
+		said = append(said, "WithHook(nil)")
 	}
 	if o.join {
 		said = append(said, "WithJoin()")
@@ -157,9 +160,6 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	o := ddpOptions{firstBucketBytes: leastBucket, bucketBytes: mostBucket, newReducer: newNativeReducer}
 	for _, opt := range opts {
 		opt(&o)
-	}
-	if err := o.checkHook(); err != nil {
-		return nil, fmt.Errorf("ddp: %w", err)
 	}
 	d := newDDP(model, group, &o)
 	var err error

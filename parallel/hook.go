@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -51,10 +53,17 @@ func (f HookFunc) Average(ctx context.Context, group *dist.Group, bucket *GradBu
 	return f(ctx, group, bucket)
 }
 
+func (f HookFunc) check() error {
+	if f == nil {
+		return errors.New("WithHook got a HookFunc that is nil: give it a function, or leave the option out")
+	}
+	return nil
+}
+
 func (f HookFunc) String() string { return runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name() }
 
 // WithHook has a hook average the gradients. All ranks give hooks of the same name: NewDDP
-// fails on every rank where they differ.
+// fails on every rank where they differ. Each DDP takes a hook of its own: hooks have state.
 //
 // A hook gets what the rank has computed, not divided by the number of ranks, as PyTorch's
 // does. So gradients of passes under NoSync are whole too. How many ranks have used each
@@ -118,8 +127,9 @@ type hooked struct {
 	err  error // once done
 }
 
-// start runs fn after what was started before. Once one has failed, the others do not run.
-func (h *hooks) start(ctx context.Context, fn func() error) *hooked {
+// start runs fn after what was started before. Once one has failed, the others do not run. left is
+// the error if fn ends its goroutine.
+func (h *hooks) start(ctx context.Context, left error, fn func() error) *hooked {
 	before, w := h.last, &hooked{ctx: ctx, done: make(chan struct{})}
 	h.last = w
 	go func() {
@@ -130,26 +140,35 @@ func (h *hooks) start(ctx context.Context, fn func() error) *hooked {
 				return
 			}
 		}
-		if w.err = fn(); w.err != nil {
-			h.group.Fail(w.err) // the others may be waiting in what follows
-		}
+		w.err = left
+		defer func() {
+			if w.err != nil {
+				h.group.Fail(w.err) // the others may be waiting in what follows
+			}
+		}()
+		w.err = fn()
 	}()
 	return w
 }
 
+var errLeft = errors.New("it has ended its goroutine (runtime.Goexit), want a return")
+
 // average starts the hook on a bucket.
 func (h *hooks) average(ctx context.Context, b *GradBucket) *hooked {
-	return h.start(ctx, func() (err error) {
+	named := func(err error) error {
+		return &HookError{Rank: h.group.Rank(), Hook: h.hook.String(), Bucket: b.Index, Err: err}
+	}
+	return h.start(ctx, named(errLeft), func() (err error) {
 		defer func() {
 			if v := recover(); v != nil {
-				e, is := v.(*tensor.Error)
-				if !is {
-					panic(v)
+				if e, is := v.(*tensor.Error); is {
+					err = e
+				} else {
+					err = fmt.Errorf("it panicked%s: %v", panicPlace(), v)
 				}
-				err = e
 			}
 			if err != nil {
-				err = &HookError{Rank: h.group.Rank(), Hook: h.hook.String(), Bucket: b.Index, Err: err}
+				err = named(err)
 			}
 		}()
 		mean, err := h.hook.Average(ctx, h.group, b)
@@ -160,9 +179,27 @@ func (h *hooks) average(ctx context.Context, b *GradBucket) *hooked {
 	})
 }
 
+// panicPlace says where the panic began that a deferred function has recovered: " at FILE:LINE".
+func panicPlace() string {
+	pcs := make([]uintptr, 32)
+	frames, panicked := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)]), false
+	for {
+		f, more := frames.Next()
+		switch in := strings.HasPrefix(f.Function, "runtime."); {
+		case in:
+			panicked = true
+		case panicked:
+			return fmt.Sprintf(" at %s:%d", filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
 // countUses adds up how many ranks have used each parameter, once the hook has run on all buckets.
 func (h *hooks) countUses(ctx context.Context, counts *tensor.Tensor) *hooked {
-	return h.start(ctx, func() error { return h.group.AllReduce(ctx, counts, dist.Sum) })
+	return h.start(ctx, errLeft, func() error { return h.group.AllReduce(ctx, counts, dist.Sum) })
 }
 
 // take writes to the buffer what a hook has returned.

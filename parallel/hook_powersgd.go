@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/random"
@@ -33,6 +34,9 @@ type PowerSGD struct {
 // A gradient is a matrix of its first dim and all others. Gradients that would not become
 // small enough, such as those of biases, and gradients of other dtypes than float32, are averaged
 // whole.
+//
+// What a step with gradients that are not finite would leave for the next ones is dropped: a loop
+// that leaves such a step out goes on.
 //
 // A column of zeros is replaced by random numbers before it is used again. PyTorch's
 // hook divides by its length, and gives NaN if Epsilon is 0.
@@ -108,9 +112,20 @@ func (h *powerSGD) Average(ctx context.Context, group *dist.Group, b *GradBucket
 	}
 	if s.errors != nil {
 		s.errors.Axpy(-1, b.Buffer)
+		if !allFinite(s.errors) {
+			s.errors.Fill(0)
+		}
 	}
-	s.warm = !h.o.ColdStart
+	// The right matrices are sums, the same on all ranks, and so is what begins anew.
+	s.warm = !h.o.ColdStart && (s.qs == nil || allFinite(s.qs))
 	return b.Buffer, nil
+}
+
+func allFinite(t *tensor.Tensor) (yes bool) {
+	t.WithFloat32s(func(v []float32) {
+		yes = !slices.ContainsFunc(v, func(x float32) bool { return !isFinite32(x) })
+	})
+	return yes
 }
 
 // of returns the gradient as a matrix.

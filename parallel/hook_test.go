@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -245,6 +246,13 @@ func TestWrongHooks(t *testing.T) {
 		"a panic": {func(_ context.Context, _ *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
 			return b.Buffer.Reshape(3, 2, 1), nil
 		}, "reshape"},
+		"a panic of Go": {func(_ context.Context, _ *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+			return b.Grads[len(b.Grads)], nil
+		}, "it panicked at hook_test.go:"},
+		"the end of its goroutine": {func(context.Context, *dist.Group, *GradBucket) (*tensor.Tensor, error) {
+			runtime.Goexit()
+			return nil, nil
+		}, "ended its goroutine"},
 	} {
 		for _, at := range []int{0, 2} { // the bucket that goes wrong
 			t.Run(fmt.Sprintf("%s in bucket %d", name, at), func(t *testing.T) {
@@ -279,6 +287,73 @@ func TestWrongHooks(t *testing.T) {
 					t.Error(err)
 				}
 			})
+		}
+	}
+}
+
+// TestNoHook: a hook that is none, on one rank or on all, is an error of every rank.
+func TestNoHook(t *testing.T) {
+	for name, c := range map[string]struct {
+		options [2]DDPOption
+		says    string
+	}{
+		"on one rank":              {[2]DDPOption{func(*ddpOptions) {}, WithHook(nil)}, "WithHook(nil)"},
+		"settings on one rank":     {[2]DDPOption{WithHook(BF16Hook()), WithHook(PowerSGDHook(PowerSGD{Rank: -1}))}, "Rank:-1"},
+		"no function on a rank":    {[2]DDPOption{WithHook(HookFunc(ownHook)), WithHook(HookFunc(nil))}, "WithHook()"},
+		"on all ranks":             {[2]DDPOption{WithHook(nil), WithHook(nil)}, "got no hook"},
+		"no function on all ranks": {[2]DDPOption{WithHook(HookFunc(nil)), WithHook(HookFunc(nil))}, "HookFunc that is nil"},
+	} {
+		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+			if _, err := NewDDP(ctx, newToy(0, width), g, c.options[g.Rank()]); err == nil || !strings.Contains(err.Error(), c.says) {
+				return fmt.Errorf("rank %d: %v, want %q", g.Rank(), err, c.says)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestPowerSGDAfterNaN: a step whose gradients are not finite, and which the loop leaves out, leaves
+// nothing in the hook that the next steps would take for gradients.
+func TestPowerSGDAfterNaN(t *testing.T) {
+	for _, bad := range []float64{math.NaN(), math.Inf(1)} {
+		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+			m := hookModel()
+			d, err := NewDDP(ctx, m, g, WithBucketBytes(2000, 2000), WithHook(PowerSGDHook(PowerSGD{Rank: 2, StartStep: 1})))
+			if err != nil {
+				return err
+			}
+			for step := range 6 {
+				for _, p := range nn.Parameters(m) {
+					p.ZeroGrad()
+				}
+				weight := nn.Parameters(m)[2].Data()
+				was := weight.Clone()
+				if step == 3 && g.Rank() == 1 {
+					weight.Fill(bad)
+				}
+				if _, err := hookStep(ctx, d, step*2+g.Rank()); err != nil {
+					return err
+				}
+				weight.CopyFrom(was)
+				norm, _ := optim.ClipGradNorm(nn.Parameters(m), 1)
+				if finite := isFinite32(float32(norm.Item())); finite != (step != 3) {
+					return fmt.Errorf("rank %d, step %d: the norm is %v", g.Rank(), step, norm.Item())
+				}
+				sum := tensor.FromFloat64([]float64{norm.Item()})
+				if err := g.AllReduce(ctx, sum, dist.Sum); err != nil {
+					return err
+				}
+				if step != 3 && sum.Item() != 2*norm.Item() {
+					return fmt.Errorf("rank %d, step %d: the ranks have different gradients", g.Rank(), step)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%v: %v", bad, err)
 		}
 	}
 }

@@ -86,6 +86,9 @@ func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpO
 	if err := verifySame(ctx, group, model, "ddp", o.String()); err != nil {
 		return nil, besidePyTorch(err)
 	}
+	if err := o.checkHook(); err != nil { // the same on all ranks
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
 	all, err := newRanks(ctx, group, replicateAxis)
 	if err == nil {
 		err = all.shareState(ctx, model)

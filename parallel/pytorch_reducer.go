@@ -63,6 +63,9 @@ func newPyTorchReducer(ctx context.Context, model any, group *dist.Group, o *ddp
 		o: pt, group: group, limits: []int{o.firstBucketBytes, o.bucketBytes},
 		syncNext: true, indexOf: map[*nn.Parameter]int{}, divisor: float64(group.Size()),
 	}
+	if err := o.checkHook(); err != nil {
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
 	if o.hook != nil {
 		h, known := o.hook.(*compressHook)
 		if !known {
