@@ -124,7 +124,8 @@ func newJoins(rank, ranks int) *joins {
 }
 
 func (j *joins) weigh(weight float64) error {
-	if got := tensor.Full(weight, 1).To(j.slots.DType()).Item(); got != float64(float32(weight)) {
+	got := tensor.Full(weight, 1).To(j.slots.DType()).Item()
+	if got != float64(float32(weight)) || got == 0 || math.IsInf(got, 0) { // 0 would say that the rank has ended
 		return fmt.Errorf("ddp: the weight %v is no %v, in which it travels: divide the weights of all ranks by one number", weight, j.slots.DType())
 	}
 	j.weight = weight

@@ -309,6 +309,16 @@ func TestWrongJoins(t *testing.T) {
 			run:  func(_ context.Context, d *DDP, _ *dist.Group) error { return d.Weigh(0) },
 			says: "must be a number above 0",
 		},
+		"weight that would travel as zero": {
+			opts: func(int) []DDPOption { return []DDPOption{WithJoin()} },
+			run:  func(_ context.Context, d *DDP, _ *dist.Group) error { return d.Weigh(1e-60) },
+			says: "in which it travels",
+		},
+		"weight that would travel as infinity": {
+			opts: func(int) []DDPOption { return []DDPOption{WithJoin()} },
+			run:  func(_ context.Context, d *DDP, _ *dist.Group) error { return d.Weigh(1e60) },
+			says: "in which it travels",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
