@@ -151,7 +151,13 @@ func (d *DataParallel) run(c *nn.Ctx, x []*tensor.Tensor, call func(c *nn.Ctx, x
 		c.Fail(fmt.Errorf("data parallel: %w", err))
 	}
 	if len(chunks) == 1 || c.Device() == tensor.Meta {
-		return call(c, x)
+		out := call(c, x)
+		for k, t := range out {
+			if t.NumDims() == 0 && len(d.devices) > 1 && chunks[0].total > 0 { // as of more samples
+				out[k] = t.Reshape(1)
+			}
+		}
+		return out
 	}
 	params := nn.Parameters(d.Model)
 	replicas := make([]*replica, len(chunks))

@@ -289,3 +289,24 @@ func TestDataParallelRefuses(t *testing.T) {
 		t.Errorf("an input of another width: %v", err)
 	}
 }
+
+// meanOf has one result of no dims.
+type meanOf struct{}
+
+func (meanOf) Forward(_ *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return x.Mean() }
+
+// TestDataParallelShapes: results of no dims are a vector with few samples too, of one chunk.
+func TestDataParallelShapes(t *testing.T) {
+	t.Parallel()
+	d, err := NewDataParallel(meanOf{}, threadGroups(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for samples := 1; samples <= 3; samples++ {
+		c := nn.Evaluation(t.Context())
+		if got := c.Call(d, tensor.Zeros(samples, 2).ToDevice(d.devices[0])).Shape(); !slices.Equal(got, []int{min(samples, 2)}) {
+			t.Errorf("%d samples on 2 devices: a result of shape %v", samples, got)
+		}
+		c.Close()
+	}
+}
