@@ -405,6 +405,15 @@ func TestMPIBadStart(t *testing.T) {
 	if hasOpen && hasMPICH {
 		cases = append(cases, bad{"two libraries", alone("PMI_RANK=0", "PMI_SIZE=1"), "there are several MPIs, libmpi.so.40 and libmpich.so.12"})
 	}
+	if cc, err := exec.LookPath("cc"); err == nil {
+		one := playedMPI(t, cc, "one", playedWhole)
+		old := playedMPI(t, cc, "old", strings.ReplaceAll(playedWhole, "F(Ialltoall)", ""))
+		none := playedMPI(t, cc, "none", strings.ReplaceAll(playedWhole, "MPICH", "LAM/MPI"))
+		cases = append(cases,
+			bad{"one thread", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI="+one), "(MPICH Version: 0.1) gives thread level 1, and Cohort needs MPI_THREAD_MULTIPLE (3)"},
+			bad{"an old MPI", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI="+old), "has no MPI_Ialltoall: it is older than MPI 3.0"},
+			bad{"an unknown MPI", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI="+none), "is an MPI of no kind that is known"})
+	}
 	for _, c := range cases {
 		t.Run(c.what, func(t *testing.T) {
 			out, err := c.cmd.CombinedOutput()
@@ -413,4 +422,37 @@ func TestMPIBadStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// playedWhole is a library in C that has what is looked for in an MPI. It allows only the thread
+// that has initialised it to call.
+const playedWhole = `#include <string.h>
+int MPI_Get_library_version(char *text, int *length) {
+	strcpy(text, "MPICH Version: 0.1");
+	*length = strlen(text);
+	return 0;
+}
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) { *provided = 1; return 0; }
+#define F(name) int MPI_##name(void) { return 0; }
+int MPI_Initialized(int *flag) { *flag = 0; return 0; }
+int MPI_Finalized(int *flag) { *flag = 0; return 0; }
+F(Finalize) F(Error_string) F(Abort) F(Comm_rank) F(Comm_size) F(Comm_group) F(Group_incl) F(Group_free)
+F(Comm_create_group) F(Comm_free) F(Comm_set_errhandler) F(Test) F(Isend) F(Irecv) F(Iprobe) F(Cancel)
+F(Request_free) F(Iallreduce) F(Ibcast) F(Ireduce) F(Iallgather) F(Iallgatherv) F(Igather) F(Iscatter)
+F(Ireduce_scatter_block) F(Ireduce_scatter) F(Ialltoall) F(Allreduce) F(Allgather) F(Allgatherv) F(Bcast)
+F(Reduce_scatter_block)
+`
+
+// playedMPI builds a library that plays an MPI.
+func playedMPI(t *testing.T, cc, name, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	source, lib := filepath.Join(dir, name+".c"), filepath.Join(dir, name+".so")
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cc, "-shared", "-fPIC", "-o", lib, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return lib
 }
