@@ -33,6 +33,18 @@ type storedBox struct {
 	start  []int             // nil for a whole tensor
 }
 
+// gap returns how many bytes that nobody wants are read between those of rows: few from a file of
+// this machine, so that ranks that each have some columns together read the file once.
+func (b storedBox) gap() int64 {
+	if storage.ReadBytes(b.object) <= mostLocal {
+		return boxes.LocalGap
+	}
+	return 0
+}
+
+// mostLocal is the most that is read at a time of a file of this machine, see [storage.ReadBytes].
+const mostLocal = 1 << 20
+
 // parseSharding returns where the boxes of a file begin, by tensor; nil if the file has whole
 // tensors.
 func parseSharding(f *safetensors.File) (map[string][]int, error) {
@@ -120,7 +132,7 @@ func (t *stored) readBox(b boxes.Box, dst []byte) error {
 		from, to := boxes.Strides(in.Shape, t.size()), boxes.Strides(b.Shape, t.size())
 		c := boxes.Copy{Shape: common.Shape, Size: t.size(), FromStrides: from, ToStrides: to,
 			From: s.entry.Offset + boxes.Offset(within(common.Start, in.Start), from),
-			To:   boxes.Offset(within(common.Start, b.Start), to)}
+			To:   boxes.Offset(within(common.Start, b.Start), to), Gap: s.gap()}
 		if err := c.Read(s.object, dst); err != nil {
 			if errors.Is(err, io.ErrUnexpectedEOF) {
 				err = errors.New("the file has become shorter since it was opened")

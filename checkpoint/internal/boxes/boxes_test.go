@@ -78,7 +78,7 @@ func TestCopiesAreThoseOfElements(t *testing.T) {
 			swap(b, swapped)
 			copy(want[to+Offset(at, toStrides):], b)
 		})
-		c := Copy{Shape: shape, Size: size, From: from, FromStrides: fromStrides, To: to, ToStrides: toStrides, Swap: swapped}
+		c := Copy{Shape: shape, Size: size, From: from, FromStrides: fromStrides, To: to, ToStrides: toStrides, Swap: swapped, Gap: []int64{0, 1, 4}[r.IntN(3)]}
 		if err := c.Read(bytes.NewReader(file), got); err != nil {
 			t.Fatalf("%+v: %v", c, err)
 		}

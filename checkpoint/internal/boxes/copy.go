@@ -14,6 +14,8 @@ const (
 	window = 1 << 20
 	// maxGap is how many bytes that nobody wants are read rather than skipped by another read.
 	maxGap = 32 << 10
+	// LocalGap is that for files of this machine, of which a read is a system call.
+	LocalGap = 512
 )
 
 // Copy says how the elements of a box lie in a file and in memory. The element i lies at
@@ -26,6 +28,8 @@ type Copy struct {
 	To          int64
 	ToStrides   []int64
 	Swap        int // bytes of the numbers whose bytes are to be reversed, 0 for none
+	// Gap is how many bytes that nobody wants are read rather than skipped; 0 stands for 32 KiB.
+	Gap int64
 }
 
 // Read copies the elements from a file into memory. It goes through the file from its
@@ -41,8 +45,8 @@ func (c Copy) Read(r io.ReaderAt, dst []byte) error {
 		dims = dims[:n-1]
 	}
 	// The runs of the inner dims, from near on, lie close together: they are read at once.
-	near, extent := len(dims), length
-	for near > 0 && dims[near-1].from-extent <= maxGap {
+	near, extent, gap := len(dims), length, cmp.Or(c.Gap, maxGap)
+	for near > 0 && dims[near-1].from-extent <= gap {
 		near--
 		extent = max(extent, int64(dims[near].count-1)*dims[near].from+extent)
 	}
