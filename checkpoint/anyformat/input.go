@@ -158,14 +158,14 @@ func (in *Input) openFolder(ctx context.Context, at Location) error {
 	return nil
 }
 
-// openTorch opens a file of torch.save, or a folder with one.
+// openTorch opens a file of torch.save, or a folder with one or with shards.
 func (in *Input) openTorch(ctx context.Context, at Location) error {
 	from, name, text := at.Parent, at.Name, at.Text
 	if at.Inside != nil {
 		if indexed, err := has(ctx, at, torchIndexFile); err != nil {
 			return err
 		} else if indexed {
-			return &UnknownError{at.Text, "has shards of torch.save (" + torchIndexFile + "): open it with transformers, and save it with safetensors"}
+			return in.openTorchShards(ctx, at)
 		}
 		from, name, text = at.Inside, torchFile, strings.TrimSuffix(at.Text, "/")+"/"+torchFile
 	}
