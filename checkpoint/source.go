@@ -102,10 +102,19 @@ func (g *gathering) flush() error {
 // which that is "" is left out. Two tensors that would have one name are an
 // error.
 func Rename(src Source, name func(string) string) (Source, error) {
+	return Select(src, func(from string) (string, bool) {
+		to := name(from)
+		return to, to != ""
+	})
+}
+
+// Select is [Rename] for sources of which a tensor may have the empty name, as in PyTorch's
+// dicts: it leaves a tensor out where name returns false.
+func Select(src Source, name func(string) (to string, ok bool)) (Source, error) {
 	r := &renamed{Source: src, original: map[string]string{}, byName: map[string]safetensors.Info{}}
 	for _, info := range src.Infos() {
-		from := info.Name
-		if info.Name = name(from); info.Name == "" {
+		from, ok := info.Name, false
+		if info.Name, ok = name(from); !ok {
 			continue
 		}
 		if other, taken := r.original[info.Name]; taken {

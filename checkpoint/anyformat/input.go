@@ -216,12 +216,7 @@ func (in *Input) takeState(src checkpoint.Source, state *torchstate.State, err e
 		for _, name := range state.OtherTensors {
 			other[name] = true
 		}
-		others, err := checkpoint.Rename(src, func(name string) string {
-			if other[name] {
-				return name
-			}
-			return ""
-		})
+		others, err := checkpoint.Select(src, func(name string) (string, bool) { return name, other[name] })
 		if err != nil {
 			return err
 		}

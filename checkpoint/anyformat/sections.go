@@ -44,11 +44,8 @@ func split(src checkpoint.Source, keys map[string]string) ([]Section, error) {
 		if slices.ContainsFunc(sections, func(s Section) bool { return s.Name == name }) {
 			name = key // model and state_dict in one file
 		}
-		under, err := checkpoint.Rename(src, func(full string) string {
-			if keys[full] != key {
-				return ""
-			}
-			return strings.TrimPrefix(full, key+".")
+		under, err := checkpoint.Select(src, func(full string) (string, bool) {
+			return strings.TrimPrefix(full, key+"."), keys[full] == key
 		})
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name(), err)

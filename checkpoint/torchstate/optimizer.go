@@ -223,7 +223,8 @@ func (in *input) optimizer(opt *names, rename map[string]string) (checkpoint.Sou
 		}
 		// Older versions have the count as a number, and SGD has none.
 		count := 1.0
-		if info, ok := infos[opt.tensors[param]["step"]]; ok {
+		if at, ok := opt.tensors[param]["step"]; ok {
+			info := infos[at]
 			var err error
 			if info.Shape = nil; info.NumBytes() > 0 {
 				if count, err = in.scalar(info); err != nil {

@@ -174,7 +174,7 @@ func (in *input) split() (*State, error) {
 		name := info.Name
 		switch rest, ok := strings.CutPrefix(name, prefix); {
 		case opt != nil && opt.has(name):
-		case ok && rest != "":
+		case ok: // rest may be "", which is a key as any other
 			model.add(rest, info)
 		default:
 			s.OtherTensors = append(s.OtherTensors, name)
