@@ -48,6 +48,9 @@ func (c SharedConfig) validateIslands(task string) error {
 		}
 		return nil
 	}
+	if c.Islands == 0 {
+		return fail("--diloco needs --islands, the number of islands, and --island, the number of this one from 0 on")
+	}
 	if err := checkWholes(task, []whole{
 		{"diloco", c.DiLoCo, 1, 1 << 30}, {"islands", c.Islands, 1, 1 << 10}, {"island", c.Island, 0, c.Islands - 1}, {"diloco-fragments", c.DiLoCoFragments, 1, c.DiLoCo},
 	}); err != nil {
@@ -71,6 +74,10 @@ func (c SharedConfig) validateIslands(task string) error {
 		return fail("--diloco needs --islands-at, the HOST:PORT of a store in which the islands meet: run cohort store --wire cohort on a machine that all islands reach")
 	case c.isComposed():
 		return fail("--diloco is given with --%s: an island has replicas or --fsdp; leave --%s out", c.composed(), c.composed())
+	case c.ZeRO1:
+		return fail("--diloco is given with --zero1: an island has replicas with the whole state of the optimizer, or --fsdp, which divides it; leave --zero1 out")
+	case c.Hook != "":
+		return fail("--diloco is given with --hook: the ranks of an island have a fast network among them; leave --hook out")
 	case c.Patience > 0:
 		return fail("--diloco is given with --patience: the islands end together, so leave --patience out")
 	case c.Prove:
