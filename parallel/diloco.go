@@ -24,8 +24,9 @@ type DiLoCoOptions struct {
 	// Fragments is into how many parts the parameters are divided, which are exchanged one after
 	// the other; 0 is 1. It divides Every.
 	Fragments int
-	// Delay is how many inner steps are done while an exchange is under way: at most Every /
-	// Fragments, which it is if Delay is 0. NoDelay waits for each exchange.
+	// Delay is after how many inner steps an exchange is taken: at most Every / Fragments; 0 is a
+	// fifth of that. If it is not over by then, the steps go on, and it is taken after the step in
+	// which it ends, at the latest when the next one begins. NoDelay waits for each exchange.
 	Delay   int
 	NoDelay bool
 
@@ -57,9 +58,9 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 		return o, fmt.Errorf("Delay is %d steps, and NoDelay is set: leave one of them out", o.Delay)
 	case o.NoDelay:
 	case o.Delay < 0 || o.Delay > between:
-		return o, fmt.Errorf("Delay is %d steps, and the next exchange begins after %d (Every %d / %d fragments): want 1 to %d, or 0 for %d", o.Delay, between, o.Every, o.Fragments, between, between)
+		return o, fmt.Errorf("Delay is %d steps, and the next exchange begins after %d (Every %d / %d fragments): want 1 to %d, or 0 for %d", o.Delay, between, o.Every, o.Fragments, between, max(between/5, 1))
 	default:
-		o.Delay = cmp.Or(o.Delay, between)
+		o.Delay = cmp.Or(o.Delay, between/5, 1)
 	}
 	if o.Average {
 		if o.LR != 0 || o.Momentum != 0 {
@@ -90,7 +91,8 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 // parameters are the same everywhere, bit for bit.
 //
 // An exchange goes on beside the next steps ([DiLoCoOptions.Delay]). When it is over the parameters
-// move to the new outer values and keep what they have learned meanwhile.
+// move to the new outer values and keep what they have learned meanwhile. A run in which each exchange
+// ends within its delay gives the same bits again.
 //
 // The islands meet in a store, see package islands. An island that is lost is left out after
 // a while, and one that is started again takes the outer parameters from the others and takes part

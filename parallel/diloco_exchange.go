@@ -191,7 +191,17 @@ func (d *DiLoCo) Updated(ctx context.Context) error {
 		due = begun
 	}
 	if d.under != nil && (due || d.since >= d.o.Delay) {
-		if err := d.take(ctx); err != nil {
+		// Before it is due the steps go on, for as long as a slow link or a lost island holds it up.
+		over, err := true, error(nil)
+		if due {
+			d.hurry()
+		} else {
+			over, err = tell(ctx, d, len(d.under) > 0, nil)
+		}
+		if err == nil && over {
+			err = d.take(ctx)
+		}
+		if err != nil {
 			return fmt.Errorf("diloco: %w", err)
 		}
 	}
@@ -305,6 +315,13 @@ func (d *DiLoCo) send() error {
 		under <- exchangeEnd{round, err}
 	}()
 	return nil
+}
+
+// hurry says that this rank waits for the exchange under way.
+func (d *DiLoCo) hurry() {
+	if d.speaks() && len(d.under) == 0 {
+		d.island.Hurry()
+	}
 }
 
 // take waits for the exchange under way, and does a step of the outer optimizer.

@@ -26,7 +26,7 @@ type IslandConfig struct {
 	IslandsAt string `json:"-" flag:"islands-at" run:"here" usage:"{HOST:PORT} where the islands meet: that of a cohort store --wire cohort, whose token COHORT_TOKEN has"`
 
 	DiLoCoFragments int     `json:"diloco_fragments" flag:"diloco-fragments" run:"fixed" usage:"parts of the model that are exchanged one after the other; divides --diloco"`
-	DiLoCoDelay     int     `json:"diloco_delay" flag:"diloco-delay" usage:"steps that are done while an exchange is under way, at most --diloco / --diloco-fragments; 0: as many"`
+	DiLoCoDelay     int     `json:"diloco_delay" flag:"diloco-delay" usage:"steps after which an exchange is taken, or once it is over if that takes longer; at most --diloco / --diloco-fragments; 0: a fifth of that"`
 	DiLoCoLR        float64 `json:"diloco_lr" flag:"diloco-lr" usage:"learning rate of the outer optimizer"`
 	DiLoCoMomentum  float64 `json:"diloco_momentum" flag:"diloco-momentum" usage:"Nesterov momentum of the outer optimizer"`
 	DiLoCoSilence   float64 `json:"diloco_silence" flag:"diloco-silence" run:"here" usage:"{SECONDS} without a sign of life after which the others go on without an island"`

@@ -27,6 +27,8 @@ import (
 
 var islandSteps = flag.Int("islands", 0, "steps of the main recipe on two islands that a slow link joins (TestIslandsOverSlowLink; root); 0: none")
 
+var islandEvery = flag.Int("islands-every", 50, "steps between the exchanges of TestIslandsOverSlowLink")
+
 // newIslandStore serves a store in which islands meet.
 func newIslandStore(t *testing.T, addr string) (s *store.Server, token string) {
 	t.Helper()
@@ -174,7 +176,7 @@ func TestIslandsOverSlowLink(t *testing.T) {
 	islands := make([]*job, 2)
 	for i, name := range m.names {
 		m.in(name, func() {
-			islands[i] = start(t, env, append(common, "--ranks", "1", "--out", filepath.Join(dir, strconv.Itoa(i)), "--diloco", "20", "--diloco-delay", "10",
+			islands[i] = start(t, env, append(common, "--ranks", "1", "--out", filepath.Join(dir, strconv.Itoa(i)), "--diloco", strconv.Itoa(*islandEvery),
 				"--islands", "2", "--island", strconv.Itoa(i), "--islands-at", addr)...)
 		})
 	}

@@ -72,7 +72,7 @@ func (i *Island) Past(ctx context.Context, n int, digest uint32) (*Round, error)
 	if err != nil {
 		return fail(err)
 	}
-	r, err := i.read(ctx, n, l, nil, digest)
+	r, err := i.read(ctx, n, l, nil, digest, nil)
 	if err != nil {
 		return fail(err)
 	}

@@ -36,7 +36,7 @@ type Config struct {
 
 // The defaults of a [Config].
 const (
-	DefaultSilence  = 10 * time.Second
+	DefaultSilence  = 2 * time.Second
 	DefaultPatience = 5 * time.Minute
 	DefaultKeep     = 16
 )
@@ -68,7 +68,7 @@ func (c Config) resolve() (Config, error) {
 }
 
 // Island is one part of an island that has met the others. One goroutine at a
-// time calls its methods but Close, Begun and GiveState.
+// time calls its methods but Close, Begun, GiveState and Hurry.
 type Island struct {
 	c     Config
 	store store.Store // of the run
@@ -76,7 +76,8 @@ type Island struct {
 
 	birth int64  // tells this start of the island from earlier ones
 	given string // the last state that a list of members has promised
-	late  []int  // islands for which the last exchange has not waited to the end
+	hurry chan struct{}
+	late  []int // islands for which the last exchange has not waited to the end
 
 	sent, received atomic.Int64
 

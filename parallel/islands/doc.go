@@ -15,7 +15,9 @@
 // an exchange take the same bytes of the same members, also if an island dies meanwhile.
 //
 // An island shows that it is alive by a counter in the store. Islands whose counter stands still for
-// [Config.Silence] are not waited for. An island that comes back asks for what it has missed: the
+// [Config.Silence] are not waited for; if somebody stands still for the exchange ([Island.Hurry]), half
+// of the silence is enough. An island that was left out though it lives loses nothing: it takes part
+// in the next exchange with all that it has learned. An island that comes back asks for what it has missed: the
 // decider of an exchange names a member in the list, and that member gives its state as it is after
 // that exchange ([Round.Give]). The island takes the state ([Island.TakeState]), then the exchanges
 // after it ([Island.Past]), and takes part again.
@@ -28,6 +30,7 @@
 //	config.go    what an island is told, and what it is
 //	meeting.go   how islands come together at the start
 //	exchange.go  an exchange: post, decide, read
+//	gathering.go what has come of an exchange before it is decided
 //	absence.go   an island that comes back: states and past exchanges
 //	watch.go     who is alive
 package islands

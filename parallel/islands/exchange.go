@@ -6,9 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"sync"
-	"time"
 )
 
 // chunkBytes is the most that one message of a payload has: other messages on the connection wait
@@ -69,6 +67,15 @@ func (i *Island) Exchange(ctx context.Context, n int, payload []byte, digest uin
 	fail := func(doing string, err error) (*Round, error) {
 		return nil, i.errorf("exchange %d: %s: %w", n, doing, err)
 	}
+	select {
+	case <-i.hurry: // for the exchange before
+	default:
+	}
+	g := i.gather(ctx, n)
+	defer g.end()
+	if i.watch != nil {
+		g.want(i.watch.expected(false)) // on its way while this island posts
+	}
 	if err := i.put(ctx, i.data(n, i.me(), i.c.Part), i.beside(n, i.me(), i.c.Part), payload, digest); err != nil {
 		return fail("post", err)
 	}
@@ -77,7 +84,7 @@ func (i *Island) Exchange(ctx context.Context, n int, payload []byte, digest uin
 	}
 	forgotten := make(chan error, 1) // meanwhile
 	go func() { forgotten <- i.forget(ctx, n-i.c.Keep) }()
-	l, err := i.decided(ctx, n)
+	l, err := i.decided(ctx, n, g)
 	old := <-forgotten
 	switch {
 	case err != nil:
@@ -85,7 +92,7 @@ func (i *Island) Exchange(ctx context.Context, n int, payload []byte, digest uin
 	case old != nil:
 		return fail("delete what is old", old)
 	}
-	r, err := i.read(ctx, n, l, payload, digest)
+	r, err := i.read(ctx, n, l, payload, digest, g)
 	if err != nil {
 		return fail("read what the others have posted", err)
 	}
@@ -142,7 +149,7 @@ func (i *Island) get(ctx context.Context, data, beside string) (payload []byte, 
 }
 
 // decided returns the list of the members of an exchange, which part 0 of an island makes.
-func (i *Island) decided(ctx context.Context, n int) (l list, err error) {
+func (i *Island) decided(ctx context.Context, n int, g *gathering) (l list, err error) {
 	key := i.key("round", n, "list")
 	var text []byte
 	if i.watch == nil {
@@ -150,7 +157,7 @@ func (i *Island) decided(ctx context.Context, n int) (l list, err error) {
 			return l, err
 		}
 	} else {
-		members, err := i.posted(ctx, n)
+		members, err := i.posted(ctx, n, g)
 		if err != nil {
 			return l, err
 		}
@@ -197,86 +204,9 @@ func (i *Island) parse(text []byte, n int) (l list, err error) {
 	return l, nil
 }
 
-// posted waits until all islands that take part have posted, and returns those that have.
-func (i *Island) posted(ctx context.Context, n int) ([]member, error) {
-	begun := time.Now()
-	var late []member
-	for {
-		who := i.watch.expected()
-		var keys []string
-		for _, m := range who {
-			for part := range i.c.Parts {
-				keys = append(keys, i.beside(n, m, part))
-			}
-		}
-		for part := 1; part < i.c.Parts; part++ {
-			keys = append(keys, i.beside(n, i.me(), part))
-		}
-		if i.wait(ctx, keys) {
-			break
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if time.Since(begun) > i.c.Patience {
-			late = who
-			break
-		}
-		// Others may have decided: they know of a birth or a death that this island has not seen.
-		if decided, err := i.store.NumKeys(ctx, i.key("round", n)+"/"); err != nil {
-			return nil, err
-		} else if decided > 0 {
-			break
-		}
-	}
-	members, err := i.present(ctx, n)
-	if err == nil && !slices.Contains(members, i.me()) {
-		err = fmt.Errorf("not all %d parts of this island have posted within %v: is one of its ranks slow?", i.c.Parts, i.c.Patience)
-	}
-	i.late = nil
-	for _, m := range late {
-		if !slices.Contains(members, m) {
-			i.late = append(i.late, m.Island)
-		}
-	}
-	return members, err
-}
-
-// present returns the islands all of whose parts have posted.
-func (i *Island) present(ctx context.Context, n int) (members []member, err error) {
-	all := i.watch.all()
-	there, errs := make([]int, len(all)), make([]error, len(all))
-	var asked sync.WaitGroup
-	for at, m := range all {
-		asked.Go(func() {
-			there[at], errs[at] = i.store.NumKeys(ctx, i.key("post", n, m.Island, m.Birth)+"/")
-		})
-	}
-	asked.Wait()
-	for at, m := range all {
-		if errs[at] != nil {
-			return nil, errs[at]
-		}
-		if there[at] == i.c.Parts {
-			members = append(members, m)
-		}
-	}
-	return members, nil
-}
-
-// wait waits for keys, for a short time, and reports whether they are there.
-func (i *Island) wait(ctx context.Context, keys []string) bool {
-	if len(keys) == 0 {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, i.c.Silence/8)
-	defer cancel()
-	return i.store.Wait(ctx, keys...) == nil
-}
-
 // read returns the payloads of the members, at once from all. mine is this island's own, nil if it
-// has to be read as well.
-func (i *Island) read(ctx context.Context, n int, l list, mine []byte, digest uint32) (*Round, error) {
+// has to be read as well. g has what is on its way; nil is nothing.
+func (i *Island) read(ctx context.Context, n int, l list, mine []byte, digest uint32, g *gathering) (*Round, error) {
 	r := &Round{Number: n, Payloads: make([][]byte, len(l.Members))}
 	if l.State != "" && l.By == i.c.Island && mine != nil {
 		r.Give = l.State
@@ -290,7 +220,7 @@ func (i *Island) read(ctx context.Context, n int, l list, mine []byte, digest ui
 			continue
 		}
 		all.Go(func() {
-			payload, has, err := i.get(ctx, i.data(n, m, i.c.Part), i.beside(n, m, i.c.Part))
+			payload, has, err := g.get(ctx, i, n, m)
 			if err == nil && has != digest {
 				err = fmt.Errorf("island %d has other outer parameters than this one: they have taken different exchanges, or begun with different values; end one of them, and start it again from nothing", m.Island)
 			}

@@ -37,7 +37,7 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	i = &Island{c: c, store: store.Prefix(c.Store, "islands/"+c.Run+"/")}
+	i = &Island{c: c, hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("not all islands came within %v: %w", c.Patience, context.DeadlineExceeded))
 	defer cancel()
 	self := card{c.Settings, c.Parts, at}
@@ -90,7 +90,7 @@ func Follow(c Config, birth int64) (*Island, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Island{c: c, birth: birth, store: store.Prefix(c.Store, "islands/"+c.Run+"/")}, nil
+	return &Island{c: c, birth: birth, hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}, nil
 }
 
 // beginning is the card with which a run has begun.

@@ -142,12 +142,17 @@ func (w *watcher) partake(members []member) {
 	}
 }
 
-// expected returns the islands beside this one that take part.
-func (w *watcher) expected() (who []member) {
+// expected returns the islands beside this one that take part. With hurry it takes half of the
+// silence for a loss.
+func (w *watcher) expected(hurry bool) (who []member) {
+	silence := w.i.c.Silence
+	if hurry {
+		silence /= 2
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for n, s := range w.others {
-		if n != w.i.c.Island && s.State == ready && time.Since(w.seen[n]) < w.i.c.Silence {
+		if n != w.i.c.Island && s.State == ready && time.Since(w.seen[n]) < silence {
 			who = append(who, member{n, s.Birth})
 		}
 	}
