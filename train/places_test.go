@@ -3,13 +3,13 @@
 package train
 
 import (
-	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 // TestRunsAreTiedToTextNotPlace: a run goes on with its text by another path, and
@@ -48,6 +48,33 @@ func TestRunsAreTiedToTextNotPlace(t *testing.T) {
 func check(t *testing.T, c LMConfig, explicit ...string) error {
 	_, err := CheckLM(t.Context(), c, flags(explicit))
 	return err
+}
+
+// TestSaveToForgotten: a run that saved elsewhere is not begun anew because --save-to was left out,
+// and goes on in another place to which its checkpoints were moved.
+func TestSaveToForgotten(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	c.SaveTo = filepath.Join(t.TempDir(), "saved")
+	if _, err := run(t, 1, c); err != nil {
+		t.Fatal(err)
+	}
+	place := c.SaveTo
+	c.SaveTo, c.Steps = "", 13
+	if err := runWith(t, 1, c, newLog(), "steps"); err == nil || !strings.Contains(err.Error(), "give --save-to "+place+" to go on") {
+		t.Errorf("without --save-to: %v", err)
+	}
+	moved := place + "-moved"
+	if err := os.Rename(place, moved); err != nil {
+		t.Fatal(err)
+	}
+	c.SaveTo = moved
+	if l, err := run(t, 1, c, "steps"); err != nil || len(l.losses) != 1 {
+		t.Errorf("in another place: %v, losses %v", err, l.losses)
+	}
+	c.SaveTo = place
+	if err := runWith(t, 1, c, newLog(), "steps"); err == nil || !strings.Contains(err.Error(), moved) {
+		t.Errorf("in the place of before: %v", err)
+	}
 }
 
 // TestOutApart: what a run saves is neither its data nor the model that it begins

@@ -42,6 +42,33 @@ func claim(ctx context.Context, out string) (release func(), err error) {
 	}
 }
 
+// placeFile is the name of a file in a run's directory that says where the run's checkpoints are,
+// if they are not in the directory itself.
+const placeFile = "save_to.txt"
+
+// keepPlace notes where the run saves. A run that begins anew, although one in this directory
+// saved elsewhere before, is refused: it has most likely been given another place by mistake, and
+// would train from the first step again.
+func keepPlace(out string, to storage.Storage, beginsAnew bool) error {
+	path, place := filepath.Join(out, placeFile), to.String()
+	if dir, ok := to.(*storage.Directory); ok && filepath.Clean(dir.String()) == filepath.Clean(out) {
+		place = ""
+	}
+	before, err := os.ReadFile(path)
+	was := strings.TrimSpace(string(before))
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	case was == place:
+		return nil
+	case was != "" && beginsAnew:
+		return fmt.Errorf("the run in %s saved its checkpoints in %s before, and there are none in %s: give --save-to %s to go on, or another --out to begin anew", out, was, to, was)
+	case place == "":
+		return os.Remove(path)
+	}
+	return os.WriteFile(path, []byte(place+"\n"), 0o666)
+}
+
 // checkApart reports a run's directory that is among its data, which would change
 // as the run saves, or that of the model that it begins with. task is for errors.
 func checkApart(task, out, data, initFrom string) error {

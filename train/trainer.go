@@ -129,6 +129,9 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 			return settled(r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err))
 		}
 		defer release()
+		if err := keepPlace(r.o.Out, r.o.SaveTo, saved == nil); err != nil {
+			return settled(r.errorf("%w", err))
+		}
 	}
 	if err := r.sameEverywhere(ctx); err != nil {
 		return err
