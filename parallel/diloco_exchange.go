@@ -180,6 +180,9 @@ func (d *DiLoCo) takeState(ctx context.Context, name string) (err error) {
 // Updated says that the optimizer has done an inner step. It posts what is due, and takes what has
 // come. All ranks of the island call it after each step.
 func (d *DiLoCo) Updated(ctx context.Context) error {
+	if !d.met {
+		return errors.New("diloco: Updated was called before Step: run the passes by DiLoCo.Step, the first of which meets the other islands")
+	}
 	d.since++
 	due := d.since >= d.o.Every/d.o.Fragments
 	if d.coming && !due {

@@ -370,3 +370,25 @@ func TestBadIslands(t *testing.T) {
 		})
 	}
 }
+
+// TestUpdatedBeforeStep: a program that runs its passes past the DiLoCo is told so.
+func TestUpdatedBeforeStep(t *testing.T) {
+	err := dist.Spawn(t.Context(), 1, func(ctx context.Context, g *dist.Group) error {
+		s, err := NewSingle(newToy(1, width))
+		if err != nil {
+			return err
+		}
+		d, err := NewDiLoCo(s, g, DiLoCoOptions{Every: 1, Islands: islands.Config{Store: store.NewMemory(), Islands: 1}})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		if err := d.Updated(ctx); err == nil || !strings.Contains(err.Error(), "before Step") {
+			t.Errorf("Updated before Step: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
