@@ -74,6 +74,7 @@ def main():
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     verdict = "the same as everywhere" if most == least else "not those of other ranks"
     print(f"PyTorch {torch.__version__.split('+')[0]}: {len(bits)} parameters, sum {mine.item() % (1 << 64):016x}, {verdict}", flush=True)
+    dist.destroy_process_group()  # or Python's end may abort, with a thread of PyTorch still at work
 
 
 main()
