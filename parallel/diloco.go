@@ -55,10 +55,10 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 	between := o.Every / o.Fragments
 	switch {
 	case o.NoDelay && o.Delay != 0:
-		return o, fmt.Errorf("Delay is %d steps, and NoDelay is set: leave one of them out", o.Delay)
+		return o, fmt.Errorf("the Delay is %d steps, and NoDelay is set: leave one of them out", o.Delay)
 	case o.NoDelay:
 	case o.Delay < 0 || o.Delay > between:
-		return o, fmt.Errorf("Delay is %d steps, and the next exchange begins after %d (Every %d / %d fragments): want 1 to %d, or 0 for %d", o.Delay, between, o.Every, o.Fragments, between, max(between/5, 1))
+		return o, fmt.Errorf("the Delay is %d steps, and the next exchange begins after %d (Every %d / %d fragments): want 1 to %d, or 0 for %d", o.Delay, between, o.Every, o.Fragments, between, max(between/5, 1))
 	default:
 		o.Delay = cmp.Or(o.Delay, between/5, 1)
 	}

@@ -256,7 +256,9 @@ func TestAverageOfEachStep(t *testing.T) {
 func TestLostIsland(t *testing.T) {
 	lost := errors.New("a fault")
 	a := &archipelago{t: t, store: store.NewMemory(), islands: 3, ranks: 1, options: DiLoCoOptions{Every: 4, Fragments: 2}}
-	a.options.Islands.Silence = 400 * time.Millisecond
+	// Without a delay all islands come to the last exchange after the same step.
+	a.options.NoDelay = true
+	a.options.Islands.Silence = 2 * time.Second
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	var alone, together, last atomic.Int64 // exchanges of island 0 without island 2, and with it afterwards

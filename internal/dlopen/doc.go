@@ -23,10 +23,3 @@ import "errors"
 
 // ErrNotBuilt is the error of [Open] in a program that was built without it.
 var ErrNotBuilt = errors.New("this program was built without the loading of C libraries")
-
-// Library is a library that is loaded. Few survive being unloaded and loaded again.
-type Library struct {
-	handle uintptr
-	// Name is the name or the path by which the library was found.
-	Name string
-}

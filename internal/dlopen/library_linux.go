@@ -9,6 +9,13 @@ import "github.com/ebitengine/purego"
 // Built says whether this program can load libraries.
 const Built = true
 
+// Library is a library that is loaded. Few survive being unloaded and loaded again.
+type Library struct {
+	handle uintptr
+	// Name is the name or the path by which the library was found.
+	Name string
+}
+
 // Open loads a library by its name, as the system's loader finds it, or by its path. Its
 // symbols are there for libraries that are loaded later, as the modules of an MPI need it.
 func Open(name string) (*Library, error) {

@@ -7,6 +7,12 @@ package dlopen
 // Built says whether this program can load libraries.
 const Built = false
 
+// Library is a library that is loaded. Few survive being unloaded and loaded again.
+type Library struct {
+	// Name is the name or the path by which the library was found.
+	Name string
+}
+
 // Open returns [ErrNotBuilt].
 func Open(string) (*Library, error) { return nil, ErrNotBuilt }
 
