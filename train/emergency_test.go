@@ -240,28 +240,7 @@ func (p *panicking) Next(ctx context.Context) (points, error) {
 func sameState(t *testing.T, a, b string) {
 	t.Helper()
 	for _, section := range []string{checkpoint.Model, checkpoint.Optimizer} {
-		var texts []string
-		for _, dir := range []string{a, b} {
-			ck, err := checkpoint.Open(t.Context(), storage.Dir(dir), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			src, err := ck.Source(section)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer src.Close()
-			var text strings.Builder
-			for _, info := range src.Infos() {
-				bytes := make([]byte, info.NumBytes())
-				if err := src.ReadTensor(info.Name, bytes); err != nil {
-					t.Fatal(err)
-				}
-				fmt.Fprintf(&text, "%v %x\n", info, bytes)
-			}
-			texts = append(texts, text.String())
-		}
-		if texts[0] != texts[1] {
+		if sectionOf(t, a, section) != sectionOf(t, b, section) {
 			t.Errorf("%s of %s and of %s differ", section, a, b)
 		}
 	}

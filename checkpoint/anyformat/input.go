@@ -158,6 +158,21 @@ func (in *Input) openFolder(ctx context.Context, at Location) error {
 	return nil
 }
 
+// openTorchFile opens one file of torch.save, which errors call text.
+func (in *Input) openTorchFile(ctx context.Context, from storage.Storage, name, text string) (*torchsave.File, error) {
+	o, err := from.Open(ctx, name)
+	if err != nil {
+		return nil, openError(Location{Text: text}, err)
+	}
+	in.closers = append(in.closers, o)
+	f, err := torchsave.NewFile(o, o.Size(), text, torchsave.Limits{})
+	if err != nil {
+		return nil, err
+	}
+	in.Files = append(in.Files, File{name, o.Size()})
+	return f, nil
+}
+
 // openTorch opens a file of torch.save, or a folder with one or with shards.
 func (in *Input) openTorch(ctx context.Context, at Location) error {
 	from, name, text := at.Parent, at.Name, at.Text
@@ -169,16 +184,10 @@ func (in *Input) openTorch(ctx context.Context, at Location) error {
 		}
 		from, name, text = at.Inside, torchFile, strings.TrimSuffix(at.Text, "/")+"/"+torchFile
 	}
-	o, err := from.Open(ctx, name)
-	if err != nil {
-		return openError(Location{Text: text}, err)
-	}
-	in.closers = append(in.closers, o)
-	f, err := torchsave.NewFile(o, o.Size(), text, torchsave.Limits{})
+	f, err := in.openTorchFile(ctx, from, name, text)
 	if err != nil {
 		return err
 	}
-	in.Files = append(in.Files, File{name, o.Size()})
 	in.Refused, in.CheckSums = f.Refused(), f.CheckSums
 	keys := map[string]string{}
 	for _, leaf := range f.Leaves() {

@@ -78,19 +78,13 @@ func (in *Input) openTorchShards(ctx context.Context, at Location) error {
 	in.Refused = map[string]error{}
 	for _, name := range names {
 		text := strings.TrimSuffix(at.Text, "/") + "/" + name
-		o, err := at.Inside.Open(ctx, name)
+		f, err := in.openTorchFile(ctx, at.Inside, name, text)
 		if errors.Is(err, fs.ErrNotExist) {
 			return &AccessError{text, "does not exist, and " + torchIndexFile + " names it: copy the folder again", err}
 		}
 		if err != nil {
-			return openError(Location{Text: text}, err)
-		}
-		in.closers = append(in.closers, o)
-		f, err := torchsave.NewFile(o, o.Size(), text, torchsave.Limits{})
-		if err != nil {
 			return err
 		}
-		in.Files = append(in.Files, File{name, o.Size()})
 		for _, info := range f.Infos() {
 			if first := s.where[info.Name]; first != nil {
 				return &UnknownError{at.Text, fmt.Sprintf("has the tensor %q twice, in %s and in %s", info.Name, path.Base(first.Name()), name)}
