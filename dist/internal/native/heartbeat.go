@@ -47,6 +47,7 @@ const (
 //   - What is lost on the network, the system sends again after a pause. The pause grows to
 //     a second, or a third of the limit. If this side's system pauses when the limit is
 //     over, the peer's system is taken to pause as long, and the limit grows by the pause.
+//     It does not grow if this side's system has tried after the limit and got no answer.
 //   - Time counts as silence only while this goroutine is awake and on time. A rank that was
 //     stopped, or got no processor, must not accuse others.
 //   - Bytes that have come and wait to be read count as heard.
@@ -271,7 +272,11 @@ func (p *heartbeat) look(awake time.Duration) {
 				peer.pause = min(pause, p.limit) + p.period
 			}
 		}
-		if p.limit > 0 && missed >= p.limit+peer.pause && !peer.accused {
+		wait := p.limit + peer.pause
+		if p.limit > 0 && c.conn.Unanswered() >= p.limit {
+			wait = p.limit
+		}
+		if p.limit > 0 && missed >= wait && !peer.accused {
 			if c.conn.Pending() { // this rank has not had time to read
 				peer.missed.Store(0)
 				continue

@@ -37,7 +37,11 @@ func (m *Mesh) checkLines(limit time.Duration) {
 	// A rank that reaches no other one names the first, not one by chance.
 	slices.SortFunc(lines, func(a, b heldLine) int { return a.peer - b.peer })
 	for _, l := range lines {
-		if l.conn.Unanswered() >= limit {
+		cut := l.conn.Unanswered() >= limit
+		if l.peer != 0 && m.star.beats.misses(0) {
+			continue // this rank may be cut from all: the heartbeat will tell
+		}
+		if cut {
 			text := m.cutText(limit)
 			m.Silent(l.peer, text)
 			if m.cfg.Silences != nil {
