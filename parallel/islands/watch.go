@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -131,13 +132,20 @@ func (w *watcher) look(ctx context.Context) error {
 	return nil
 }
 
-// partake notes that islands have taken part in an exchange, which the last look may not show yet.
+// partake notes that islands have taken part in an exchange, which the last look may not show yet. An
+// island that was left out because it showed no life counts as lost until it shows some.
 func (w *watcher) partake(members []member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range members {
 		if s := &w.others[m.Island]; m.Birth > s.Birth || m.Birth == s.Birth && s.State == coming {
 			s.Birth, s.State, w.seen[m.Island] = m.Birth, ready, time.Now()
+		}
+	}
+	for n := range w.others {
+		took := slices.ContainsFunc(members, func(m member) bool { return m.Island == n })
+		if !took && time.Since(w.seen[n]) >= w.i.c.Silence/2 {
+			w.seen[n] = time.Time{}
 		}
 	}
 }
