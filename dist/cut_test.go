@@ -154,7 +154,7 @@ func TestCutLine(t *testing.T) {
 					}
 				}
 				t.Logf("noticed after %v to %v", slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
-				if allowed, most := limit+longestPause(t, limit)+loaded.Allow(time.Second), slices.Max(took); most > allowed {
+				if allowed, most := limit+longestPause(t, limit)+loaded.Allow(500*time.Millisecond), slices.Max(took); most > allowed {
 					t.Errorf("a rank heard of it after %v, want %v at most", most, allowed)
 				}
 			})
