@@ -38,6 +38,9 @@ type abi struct {
 	min, max            handle
 	band, bor, bxor     handle
 	inPlace, noStatus   uintptr
+	noRequest           handle
+	handleSize          uintptr // the bytes of a handle
+	statusSize          int     // the bytes of a status
 	anySource           int32
 	sourceAt            int // where the status has its source
 	thread              int // MPI_THREAD_MULTIPLE
@@ -68,7 +71,7 @@ func (p *pin) at(offset int) int32 {
 func standardABI() *abi {
 	const int8, int16, int32, int64, uint8, uint64 = 0x240, 0x248, 0x250, 0x258, 0x241, 0x259
 	a := &abi{world: 0x101, errorsReturn: 0x143, number: uint64, sum: 0x21, min: 0x22, max: 0x23, product: 0x24, band: 0x28, bor: 0x29, bxor: 0x2a,
-		inPlace: 1, noStatus: 0, anySource: -1, sourceAt: 0, thread: 4096, blocking: mpichBlocks}
+		inPlace: 1, noStatus: 0, noRequest: 0x180, handleSize: 8, statusSize: 32, anySource: -1, sourceAt: 0, thread: 4096, blocking: mpichBlocks}
 	a.setTypes(0x210, 0x214, int8, int16, int32, int64, uint8)
 	return a
 }
@@ -77,7 +80,7 @@ func standardABI() *abi {
 func mpichABI() *abi {
 	a := &abi{world: 0x44000000, errorsReturn: 0x54000001, number: 0x4c00083e, max: 0x58000001, min: 0x58000002, sum: 0x58000003, product: 0x58000004,
 		band: 0x58000006, bor: 0x58000008, bxor: 0x5800000a,
-		inPlace: ^uintptr(0), noStatus: 1, anySource: -2, sourceAt: 8, thread: 3, blocking: mpichBlocks}
+		inPlace: ^uintptr(0), noStatus: 1, noRequest: 0x2c000000, handleSize: 4, statusSize: 20, anySource: -2, sourceAt: 8, thread: 3, blocking: mpichBlocks}
 	a.setTypes(0x4c00040a, 0x4c00080b, 0x4c000137, 0x4c000238, 0x4c000439, 0x4c00083a, 0x4c00013b)
 	return a
 }
@@ -86,16 +89,16 @@ func mpichABI() *abi {
 func openMPIABI(lib *dlopen.Library) (*abi, string) {
 	missing := ""
 	at := func(name string) handle {
-		address, ok := lib.Lookup("ompi_mpi_" + name)
+		address, ok := lib.Lookup(name)
 		if !ok && missing == "" {
-			missing = "ompi_mpi_" + name
+			missing = name
 		}
 		return address
 	}
-	a := &abi{world: at("comm_world"), errorsReturn: at("errors_return"), number: at("uint64_t"), sum: at("op_sum"), product: at("op_prod"),
-		min: at("op_min"), max: at("op_max"), band: at("op_band"), bor: at("op_bor"), bxor: at("op_bxor"),
-		inPlace: 1, noStatus: 0, anySource: -1, sourceAt: 0, thread: 3, blocking: openMPIBlocks}
-	a.setTypes(at("float"), at("double"), at("int8_t"), at("int16_t"), at("int32_t"), at("int64_t"), at("uint8_t"))
+	a := &abi{world: at("ompi_mpi_comm_world"), errorsReturn: at("ompi_mpi_errors_return"), number: at("ompi_mpi_uint64_t"), sum: at("ompi_mpi_op_sum"), product: at("ompi_mpi_op_prod"),
+		min: at("ompi_mpi_op_min"), max: at("ompi_mpi_op_max"), band: at("ompi_mpi_op_band"), bor: at("ompi_mpi_op_bor"), bxor: at("ompi_mpi_op_bxor"),
+		inPlace: 1, noStatus: 0, noRequest: at("ompi_request_null"), handleSize: 8, statusSize: 24, anySource: -1, sourceAt: 0, thread: 3, blocking: openMPIBlocks}
+	a.setTypes(at("ompi_mpi_float"), at("ompi_mpi_double"), at("ompi_mpi_int8_t"), at("ompi_mpi_int16_t"), at("ompi_mpi_int32_t"), at("ompi_mpi_int64_t"), at("ompi_mpi_uint8_t"))
 	return a, missing
 }
 

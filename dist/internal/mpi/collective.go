@@ -53,7 +53,8 @@ func (c *communicator) uneven(parts []int) (counts, offsets uintptr) {
 }
 
 // move moves the data of a call.
-func (c *communicator) move(s *native.Stop, call *operation.Call, in, out []byte, blocking bool) error {
+func (c *communicator) move(s *native.Stop, call *operation.Call, in, out []byte) error {
+	blocking := c.lib.abi.blocking(call)
 	a, fn := c.lib.abi, &c.lib.fn
 	size := call.DType.Size()
 	count, root := uintptr(call.Count), uintptr(call.Root)
@@ -123,9 +124,6 @@ func (c *communicator) move(s *native.Stop, call *operation.Call, in, out []byte
 	}
 	runtime.KeepAlive(c)
 	if err != nil {
-		if errors.Is(err, native.ErrStopped) {
-			c.abandon(in, out, c.scratch, c.counts, c.offsets)
-		}
 		return err
 	}
 	if call.Op.Reduces() && call.Reduce == operation.Avg && len(result) > 0 {
@@ -143,9 +141,10 @@ func (c *communicator) run(s *native.Stop, blocking bool, what string, fn, ifn u
 	if blocking {
 		return c.blockingCall(s, what, fn, args...)
 	}
-	req := new(pin)
-	if err := c.lib.call("I"+what, ifn, append(args, req.address())...); err != nil {
+	slot, at := c.requests.next()
+	if err := c.lib.call("I"+what, ifn, append(args, at)...); err != nil {
 		return err
 	}
-	return c.await(s, req, eager)
+	c.requests.taken(slot, whole)
+	return c.await(s, whole, eager)
 }

@@ -3,13 +3,13 @@
 package mpi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -20,8 +20,9 @@ import (
 // communicator is the [native.Carrier] of a group: a communicator of the MPI.
 //
 // Each collective posts a small nonblocking all-reduce of the call's number first, which finds
-// calls that differ. A rank that makes a kind of call for the first time waits for it before it
-// touches data. In a loop of the same calls it goes on meanwhile, and looks at it afterwards.
+// calls that differ. A rank that makes a kind of call for the first time, or computes
+// meanwhile, waits for it before it touches data. In a loop of the same calls it goes on, and
+// looks at it whenever it looks at the data.
 type communicator struct {
 	lib  *Library
 	job  *job
@@ -29,9 +30,12 @@ type communicator struct {
 	rank int
 	size int
 	seen map[uint64]struct{} // kinds of calls that have been compared before their data moved
-	// check is the comparison under way, scratch the input of a call where it shares memory
-	// with the output, counts and offsets those of uneven parts.
+	// requests are those of the collective under way, check its comparison. parts is the
+	// memory of exchanges; scratch the input of a call where it shares memory with the
+	// output, counts and offsets those of uneven parts.
+	requests        *requests
 	check           *check
+	parts           exchange
 	scratch         []byte
 	counts, offsets []int32
 	// abandoned says that a call has been left behind: the MPI may still write its memory.
@@ -43,114 +47,94 @@ const maxSeen = 1 << 12
 
 // check is the comparison of a number on all ranks: the largest number, and the largest
 // complement, which is that of the smallest.
-type check struct {
-	mine, all [2]uint64
-	req       pin
-	pending   bool
-}
+type check struct{ mine, all [2]uint64 }
+
+// same reports what a comparison that has ended has found.
+func (k *check) same() bool { return k.all == k.mine }
 
 // begin posts the comparison of a number.
 func (c *communicator) begin(number uint64) error {
 	k := c.check
-	k.mine = [2]uint64{number, ^number}
-	k.all = [2]uint64{}
-	k.req = pin{}
-	err := c.lib.call("Iallreduce", c.lib.fn.iallreduce, uintptr(unsafe.Pointer(&k.mine)), uintptr(unsafe.Pointer(&k.all)), 2, c.lib.abi.number, c.lib.abi.max, c.comm, k.req.address())
-	k.pending = err == nil
+	k.mine, k.all = [2]uint64{number, ^number}, [2]uint64{}
+	slot, at := c.requests.next()
+	if err := c.lib.call("Iallreduce", c.lib.fn.iallreduce, uintptr(unsafe.Pointer(&k.mine)), uintptr(unsafe.Pointer(&k.all)), 2, c.lib.abi.number, c.lib.abi.max, c.comm, at); err != nil {
+		return err
+	}
+	c.requests.taken(slot, comparison)
+	return nil
+}
+
+// look looks at the requests of the collective under way.
+func (c *communicator) look() error {
+	compares := c.requests.pending[comparison] > 0
+	err := c.requests.look()
+	if err == nil && compares && c.requests.pending[comparison] == 0 && !c.check.same() {
+		err = errDiffers
+	}
 	return err
 }
 
-// end waits for the comparison.
-func (c *communicator) end(s *native.Stop) (same bool, err error) {
-	k := c.check
-	if err := c.await(s, &k.req, patient); err != nil {
-		return false, err
+// await waits for a batch of requests of the collective. A comparison that ends meanwhile and
+// finds a difference ends the wait: the data of calls that differ may never come.
+func (c *communicator) await(s *native.Stop, b batch, m manner) error {
+	q := c.requests
+	return await(s, m, func() (bool, error) {
+		if q.pending[b] == 0 {
+			return true, nil
+		}
+		err := c.look()
+		return q.pending[b] == 0, err
+	})
+}
+
+// ended gives the result of a collective. What has not ended is left to the MPI.
+func (c *communicator) ended(err error, memory ...any) (same bool, _ error) {
+	if err != nil && (c.requests.underWay() || errors.Is(err, native.ErrStopped) || errors.Is(err, errDiffers)) {
+		c.abandon(append(memory, c.requests, c.check, c.parts.room, c.scratch, c.counts, c.offsets)...)
+		c.requests, c.check, c.parts, c.scratch, c.counts, c.offsets = newRequests(c.lib), &check{}, exchange{}, nil, nil, nil
 	}
-	k.pending = false
-	return k.all[0] == k.mine[0] && k.all[1] == k.mine[1], nil
+	if errors.Is(err, errDiffers) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Agree implements [native.Carrier].
 func (c *communicator) Agree(s *native.Stop, number native.CallNumber) (same bool, err error) {
-	if err := c.begin(number.Whole); err != nil {
-		return false, err
+	if err = c.begin(number.Whole); err == nil {
+		err = c.await(s, comparison, patient)
 	}
-	return c.end(s)
+	return c.ended(err)
 }
 
 // Collective implements [native.Carrier].
 func (c *communicator) Collective(s *native.Stop, call *operation.Call, number native.CallNumber, in, out []byte) (same bool, err error) {
+	return c.ended(c.collective(s, call, number, in, out), in, out)
+}
+
+func (c *communicator) collective(s *native.Stop, call *operation.Call, number native.CallNumber, in, out []byte) error {
 	if err := c.begin(number.Whole); err != nil {
-		return false, err
+		return err
 	}
-	blocking := c.lib.abi.blocking(call)
-	// A blocking call keeps its processor busy, so ranks that compute meanwhile wait for the
+	// Moving data keeps the processor busy, so ranks that compute meanwhile wait for the
 	// others before it.
-	if _, known := c.seen[number.Kind]; !known || blocking && call.Background {
-		if same, err := c.end(s); !same || err != nil {
-			return false, err
+	if _, known := c.seen[number.Kind]; !known || call.Background {
+		if err := c.await(s, comparison, patient); err != nil {
+			return err
 		}
 		if len(c.seen) >= maxSeen {
 			clear(c.seen)
 		}
 		c.seen[number.Kind] = struct{}{}
 	}
-	if err := c.move(s, call, in, out, blocking); err != nil {
-		return false, err
+	move := c.move
+	if c.exchanges(call) {
+		move = c.moveExchanged
 	}
-	if c.check.pending {
-		return c.end(s)
+	if err := move(s, call, in, out); err != nil {
+		return err
 	}
-	return true, nil
-}
-
-// how a wait passes its time: patient sleeps soon, for others may come late; eager does so
-// when the data should long have moved.
-type manner time.Duration
-
-const (
-	patient = manner(200 * time.Microsecond)
-	eager   = manner(20 * time.Millisecond)
-)
-
-const (
-	// spins is after how many looks a wait lets others run and looks at the clock.
-	spins     = 64
-	minPause  = 20 * time.Microsecond
-	mostPause = time.Millisecond
-)
-
-// await waits for a request. When the stop is over it leaves the request behind.
-func (c *communicator) await(s *native.Stop, req *pin, m manner) error {
-	flag := new(pin)
-	var begun time.Time
-	pause := minPause
-	for i := 1; ; i++ {
-		if err := c.lib.call("Test", c.lib.fn.test, req.address(), flag.address(), c.lib.abi.noStatus); err != nil {
-			return err
-		}
-		if flag.number() != 0 {
-			return nil
-		}
-		if i%spins != 0 {
-			continue
-		}
-		if s.Over() {
-			c.abandon(req)
-			return native.ErrStopped
-		}
-		switch now := time.Now(); {
-		case begun.IsZero():
-			begun = now
-		case now.Sub(begun) > time.Duration(m):
-			time.Sleep(pause)
-			pause = min(2*pause, mostPause)
-			i = spins - 4 // a few looks, then the next pause
-			continue
-		}
-		runtime.Gosched()
-		yield()
-	}
+	return c.await(s, comparison, patient)
 }
 
 // abandon leaves memory to a call of the MPI that does not end.
@@ -161,6 +145,9 @@ func (c *communicator) abandon(memory ...any) {
 
 // Moves implements [native.Carrier].
 func (c *communicator) Moves(call *operation.Call) bool {
+	if c.exchanges(call) {
+		return true
+	}
 	if call.Op.Reduces() && c.lib.abi.op(call.Reduce, call.DType) == 0 {
 		return false
 	}
@@ -202,13 +189,16 @@ func (c *communicator) Recv(s *native.Stop, from int, ch native.Channel, data []
 func (c *communicator) message(what string, fn uintptr, s *native.Stop, peer int, ch native.Channel, data []byte) error {
 	for len(data) > 0 {
 		n := min(len(data), maxMessage)
-		req := new(pin)
+		req, flag := new(pin), new(pin)
 		if err := c.lib.call(what, fn, address(data), uintptr(n), c.lib.abi.bySize[1], uintptr(peer), tag(ch), c.comm, req.address()); err != nil {
 			return err
 		}
-		if err := c.await(s, req, patient); err != nil {
+		if err := await(s, patient, func() (bool, error) {
+			err := c.lib.call("Test", c.lib.fn.test, req.address(), flag.address(), c.lib.abi.noStatus)
+			return flag.number() != 0, err
+		}); err != nil {
 			if errors.Is(err, native.ErrStopped) {
-				c.job.leave(c, data)
+				c.abandon(req, flag, data)
 			}
 			return err
 		}
@@ -243,13 +233,18 @@ func (c *communicator) String() string { return c.lib.Version }
 func address(data []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(data))) }
 
 // blockingCall runs a blocking call of the MPI on a goroutine of its own, so that the caller
-// can leave it behind.
+// can leave it behind. It looks at the comparison of the call now and then.
 func (c *communicator) blockingCall(s *native.Stop, what string, fn uintptr, args ...uintptr) error {
 	b := calls.Get().(*blockingRun)
 	b.fn, b.args = fn, append(b.args[:0], args...)
 	go b.run()
-	if !s.Await(b.done) {
-		return native.ErrStopped // b is not used again
+	var failed error
+	if !s.Await(b.done, func() bool {
+		failed = c.look()
+		return failed != nil
+	}) {
+		// b is not used again
+		return cmp.Or(failed, native.ErrStopped)
 	}
 	code := b.code
 	calls.Put(b)
@@ -290,7 +285,7 @@ func (j *job) open(s *native.Stop, world []int, rank int, key uint64) (*communic
 	if err := lib.call("Group_incl", lib.fn.groupIncl, uintptr(all[0]), uintptr(len(ranks)), uintptr(unsafe.Pointer(unsafe.SliceData(ranks))), group.address()); err != nil {
 		return nil, err
 	}
-	c := &communicator{lib: lib, job: j, rank: rank, size: len(world), seen: map[uint64]struct{}{}, check: &check{}}
+	c := &communicator{lib: lib, job: j, rank: rank, size: len(world), seen: map[uint64]struct{}{}, check: &check{}, requests: newRequests(lib)}
 	const tags = 1 << 14 // every MPI has twice as many
 	err := c.blockingCall(s, "Comm_create_group", lib.fn.createGroup, lib.abi.world, uintptr(group[0]), uintptr(key%tags), comm.address())
 	if err != nil {

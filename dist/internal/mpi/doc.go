@@ -14,21 +14,28 @@
 //
 // A collective posts two operations: a comparison of the ranks' calls, and the data. MPI does not
 // compare calls, and ranks whose calls differ would wait for ever or get wrong numbers. Ranks wait
-// by looking (MPI_Test) and sleep between looks when it takes long, so that a fault, a context or
-// the time limit ends the wait. Open MPI has slow nonblocking forms of some collectives: these are
-// called in their blocking form, on a goroutine of their own.
+// by looking (MPI_Testsome) and sleep between looks when it takes long, so that a fault, a context
+// or the time limit ends the wait. A look sees both operations: a comparison that finds a
+// difference ends the wait for data that may never come.
 //
-// What an MPI lacks is done by Cohort's plans, with the MPI's messages: reductions of bfloat16,
-// float16 and bool, Min and Max of floats (MPI does not say what they make of NaN), PremulSum,
-// uneven gathers, scatters and exchanges, and reductions under WithDeterministic.
+// Up to 4 ranks move the data of reductions and all-gathers by messages of the MPI between each
+// two of them. More ranks call the MPI's collectives. MPIs have slow nonblocking forms of some
+// collectives: these are called in their blocking form, on a goroutine of their own.
+//
+// What an MPI lacks is done by Cohort's plans, with the MPI's messages: with more than 4 ranks,
+// reductions of bfloat16, float16 and bool, and Min and Max of floats (MPI does not say what they
+// make of NaN); PremulSum, uneven gathers, scatters and exchanges, and reductions under
+// WithDeterministic.
 //
 // # Files
 //
 //   - job.go: [Start], the ranks' agreement on where they meet, and the end of the job.
 //   - library.go: which MPI is loaded, and its functions.
 //   - abi.go: the constants of the three kinds of MPI.
-//   - communicator.go: comparisons, waits and messages.
-//   - collective.go: the collectives.
+//   - communicator.go: comparisons and messages.
+//   - requests.go: what the MPI has under way, and the waits for it.
+//   - collective.go: the MPI's collectives.
+//   - exchange.go: the collectives of a few ranks.
 //
 // # Caveats
 //

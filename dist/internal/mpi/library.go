@@ -35,7 +35,7 @@ type functions struct {
 	commFree, setErrhandler, test, isend, irecv, iprobe, cancel, requestFree uintptr
 	iallreduce, ibcast, ireduce, iallgather, iallgatherv, igather, iscatter  uintptr
 	ireduceScatterBlock, ireduceScatter, ialltoall, allreduce, allgather     uintptr
-	allgatherv, bcast, reduceScatterBlock                                    uintptr
+	allgatherv, bcast, reduceScatterBlock, testsome                          uintptr
 }
 
 // names are the libraries that are looked for, the best first: the standard ABI, Open MPI,
@@ -227,7 +227,7 @@ func (l *Library) bind() error {
 		"Comm_free": &f.commFree, "Comm_set_errhandler": &f.setErrhandler, "Test": &f.test, "Isend": &f.isend, "Irecv": &f.irecv, "Iprobe": &f.iprobe, "Cancel": &f.cancel, "Request_free": &f.requestFree,
 		"Iallreduce": &f.iallreduce, "Ibcast": &f.ibcast, "Ireduce": &f.ireduce, "Iallgather": &f.iallgather, "Iallgatherv": &f.iallgatherv, "Igather": &f.igather, "Iscatter": &f.iscatter,
 		"Ireduce_scatter_block": &f.ireduceScatterBlock, "Ireduce_scatter": &f.ireduceScatter, "Ialltoall": &f.ialltoall, "Allreduce": &f.allreduce, "Allgather": &f.allgather,
-		"Allgatherv": &f.allgatherv, "Bcast": &f.bcast, "Reduce_scatter_block": &f.reduceScatterBlock,
+		"Allgatherv": &f.allgatherv, "Bcast": &f.bcast, "Reduce_scatter_block": &f.reduceScatterBlock, "Testsome": &f.testsome,
 	} {
 		var ok bool
 		if *at, ok = l.Lookup("MPI_" + name); !ok {

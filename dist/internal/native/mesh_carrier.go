@@ -104,13 +104,26 @@ func (s *Stop) Over() bool {
 	}
 }
 
-// Await waits for done, and reports whether it came before the stop.
-func (s *Stop) Await(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	case <-s.fault:
-	case <-s.late:
+// lookPeriod is how often Await looks.
+const lookPeriod = 5 * time.Millisecond
+
+// Await waits for done, and reports whether it came before the stop. It calls look now and
+// then, which also ends the wait when it returns true.
+func (s *Stop) Await(done <-chan struct{}, look func() (over bool)) bool {
+	timer := time.NewTimer(lookPeriod)
+	defer timer.Stop()
+	for over := false; !over; {
+		select {
+		case <-done:
+			return true
+		case <-s.fault:
+			over = true
+		case <-s.late:
+			over = true
+		case <-timer.C:
+			over = look()
+			timer.Reset(lookPeriod)
+		}
 	}
 	select {
 	case <-done:
