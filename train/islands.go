@@ -5,7 +5,9 @@ package train
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -72,6 +74,8 @@ func (c SharedConfig) validateIslands(task string) error {
 	switch {
 	case c.IslandsAt == "":
 		return fail("--diloco needs --islands-at, the HOST:PORT of a store in which the islands meet: run cohort store --wire cohort on a machine that all islands reach")
+	case !isAddress(c.IslandsAt):
+		return fail("--islands-at is %q: want the HOST:PORT of a store, such as 10.0.0.1:29500", c.IslandsAt)
 	case c.isComposed():
 		return fail("--diloco is given with --%s: an island has replicas or --fsdp; leave --%s out", c.composed(), c.composed())
 	case c.ZeRO1:
@@ -84,6 +88,16 @@ func (c SharedConfig) validateIslands(task string) error {
 		return fail("--diloco is given with --prove: a step of an island also depends on the others, so a proof cannot do it again; leave --prove out")
 	}
 	return nil
+}
+
+// isAddress reports whether a store can be served at an address.
+func isAddress(at string) bool {
+	if path, unix := strings.CutPrefix(at, "unix:"); unix {
+		return path != ""
+	}
+	_, port, err := net.SplitHostPort(at)
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && notNumber == nil && n > 0
 }
 
 // checkIslandSteps refuses a number of steps that exchanges do not fit.
@@ -119,13 +133,15 @@ func onIslands(c SharedConfig, spread func(ctx context.Context, model any, axes 
 			momentum = -1
 		}
 		// Each rank has a connection, because ranks with shards exchange their own.
+		phaseOf(ctx).enter("reaching the store of the islands at %s (--islands-at)", c.IslandsAt)
 		s, err := store.Dial(ctx, c.IslandsAt, "")
 		if err != nil {
 			return nil, settled(fmt.Errorf("--islands-at: %w", err))
 		}
+		phaseOf(ctx).enter("joining the ranks")
 		d, err := parallel.NewDiLoCo(inner, axes.World, parallel.DiLoCoOptions{
 			Every: c.DiLoCo, Fragments: c.DiLoCoFragments, Delay: c.DiLoCoDelay, LR: c.DiLoCoLR, Momentum: momentum,
-			Islands: islands.Config{Store: s, Island: c.Island, Islands: c.Islands, Silence: time.Duration(c.DiLoCoSilence * float64(time.Second))},
+			Islands: islands.Config{Store: s, Island: c.Island, Islands: c.Islands, Silence: time.Duration(c.DiLoCoSilence * float64(time.Second)), OnWait: phaseOf(ctx).tellWait},
 		})
 		if err != nil {
 			_ = s.Close()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/parallel/islands"
 )
 
 // What comes before the first step, and that step itself, may take minutes: a large
@@ -63,6 +64,13 @@ func (p *phases) begin() {
 	p.begun = true
 }
 
+// tellWait reports for which islands this one waits.
+func (p *phases) tellWait(w islands.Wait) {
+	if p != nil {
+		p.Notice(w.String())
+	}
+}
+
 // firstTold is after what time a phase is told of; each next time is twice as long.
 const firstTold = 5 * time.Second
 
@@ -114,8 +122,8 @@ func (p *phases) hasBegun() bool {
 func (p *phases) tell() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if took := time.Since(p.since); !p.begun && took >= firstTold {
-		p.report.Notice(fmt.Sprintf("%s: %v so far", p.doing, took.Round(time.Second)))
+	if took := time.Since(p.since).Round(time.Second); !p.begun && took >= firstTold {
+		p.report.Notice(fmt.Sprintf("%s: %v so far", p.doing, took))
 	}
 }
 

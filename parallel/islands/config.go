@@ -30,6 +30,9 @@ type Config struct {
 	// Patience is how long an exchange waits for an island that lives but does not post; 0 is
 	// DefaultPatience. It also bounds the meeting at the start.
 	Patience time.Duration
+	// OnWait is called with the islands for which this one waits longer than usual; nil is not. It is
+	// called on other goroutines than the caller's.
+	OnWait func(Wait)
 	// Keep is how many exchanges stay in the store, for islands that come back; 0 is DefaultKeep.
 	Keep int
 }
@@ -77,6 +80,7 @@ type Island struct {
 	birth int64  // tells this start of the island from earlier ones
 	given string // the last state that a list of members has promised
 	hurry chan struct{}
+	tells *teller
 	late  []int // islands for which the last exchange has not waited to the end
 
 	sent, received atomic.Int64

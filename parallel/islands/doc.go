@@ -28,6 +28,7 @@
 // # Files
 //
 //	config.go    what an island is told, and what it is
+//	wait.go      for whom an island waits, in words
 //	meeting.go   how islands come together at the start
 //	exchange.go  an exchange: post, decide, read
 //	gathering.go what has come of an exchange before it is decided

@@ -110,6 +110,18 @@ func (g *gathering) next(who []member) (*arrival, error) {
 	return nil, nil
 }
 
+// unposted returns the islands that are wanted and of which not all has come.
+func (g *gathering) unposted(who []member) (of []int) {
+	for _, m := range who {
+		select {
+		case <-g.of[m].done:
+		default:
+			of = append(of, m.Island)
+		}
+	}
+	return of
+}
+
 // posted waits until all islands that take part have posted, and returns those that have.
 func (i *Island) posted(ctx context.Context, n int, g *gathering) ([]member, error) {
 	begun := time.Now()
@@ -136,6 +148,9 @@ func (i *Island) posted(ctx context.Context, n int, g *gathering) ([]member, err
 		case <-ctx.Done():
 			return nil, ctxerr.Of(ctx)
 		case <-tick.C:
+		}
+		if took := time.Since(begun); hurry || took > 8*i.c.Silence { // before, perhaps nobody stands still
+			i.tells.look(Wait{g.unposted(who), n, took, i.c.Patience})
 		}
 		if time.Since(begun) > i.c.Patience {
 			late = who

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,7 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	i = &Island{c: c, hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}
+	i = &Island{c: c, tells: newTeller(c), hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("not all islands came within %v: %w", c.Patience, context.DeadlineExceeded))
 	defer cancel()
 	self := card{c.Settings, c.Parts, at}
@@ -90,7 +91,7 @@ func Follow(c Config, birth int64) (*Island, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Island{c: c, birth: birth, hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}, nil
+	return &Island{c: c, birth: birth, tells: newTeller(c), hurry: make(chan struct{}, 1), store: store.Prefix(c.Store, "islands/"+c.Run+"/")}, nil
 }
 
 // beginning is the card with which a run has begun.
@@ -118,9 +119,16 @@ func (i *Island) first(ctx context.Context, mine card, begun bool) (b beginning,
 		b.begun = true
 		return b, nil
 	}
-	texts, err := i.store.MultiGet(ctx, keys...)
+	var texts [][]byte
+	err = i.telling(ctx, func() (err error) {
+		texts, err = i.store.MultiGet(ctx, keys...)
+		return err
+	})
+	if absent := i.absent(err); absent != nil {
+		return b, i.errorf("wait for the others, of which %s did not come: %w", numbers(absent), err)
+	}
 	if err != nil {
-		return b, i.errorf("wait for the others%s: %w", i.missing(err), err)
+		return b, i.errorf("wait for the others: %w", err)
 	}
 	for n, text := range texts {
 		var c card
@@ -149,24 +157,18 @@ func (i *Island) first(ctx context.Context, mine card, begun bool) (b beginning,
 	return b, nil
 }
 
-// missing names the islands for which a wait was in vain.
-func (i *Island) missing(err error) string {
+// absent returns the islands for which a wait for cards was in vain.
+func (i *Island) absent(err error) (who []int) {
 	var e *store.Error
 	if !errors.As(err, &e) {
-		return ""
+		return nil
 	}
-	var who []string
 	for n := range i.c.Islands {
-		for _, k := range e.Keys {
-			if strings.HasSuffix(k, i.key("card", n)) {
-				who = append(who, fmt.Sprint(n))
-			}
+		if slices.ContainsFunc(e.Keys, func(k string) bool { return strings.HasSuffix(k, i.key("card", n)) }) {
+			who = append(who, n)
 		}
 	}
-	if who == nil {
-		return ""
-	}
-	return ", of which " + strings.Join(who, ", ") + " did not come"
+	return who
 }
 
 // compare fails for an island that is not like that with which the run began.
