@@ -55,7 +55,8 @@ type Agent struct {
 
 // Init makes an agent, and lets it meet the other agents of its job. With [WithGroup] or
 // [WithStore] it waits until all of them have come; with [WithPeers] it does not. Without
-// any of these options the agent is alone, and can call itself. A name has 1 to 127
+// any of these options the agent is alone, and can call itself; with [WithListen] or
+// [WithNetwork] others can [Agent.Visit] it. A name has 1 to 127
 // letters, digits or any of "_.:-". No two agents of a job have the same name.
 //
 // If ctx has no deadline, Init waits 5 minutes at most. Calls of other agents may be
@@ -198,6 +199,11 @@ func (a *Agent) Size() int { return len(a.peers) }
 // Addr returns the TCP address at which the agent listens, empty if it does not. Clients
 // that are no agents connect to it.
 func (a *Agent) Addr() string { return a.end.Addr() }
+
+// VisitAddr returns the address at which other agents find this one by [Agent.Visit]: that
+// of TCP, or "unix:…" if COHORT_TRANSPORT leaves no TCP, or "pipe:…" on a [Network]. It is
+// empty if the agent listens nowhere.
+func (a *Agent) VisitAddr() string { return a.end.VisitAddr() }
 
 // Context returns the context from which the contexts of handlers are derived. It ends
 // when the agent is closed.

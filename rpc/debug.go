@@ -118,11 +118,11 @@ func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
 		return DebugInfo{}, err
 	}
 	defer a.Close()
-	p, err := a.end.Visit(ctx, addr)
+	p, err := a.Visit(ctx, addr)
 	if err != nil {
-		return DebugInfo{}, fmt.Errorf("rpc: debug of %s: %w", addr, err)
+		return DebugInfo{}, fmt.Errorf("debug of %s: %w", addr, err)
 	}
-	return debugMethod.Call(ctx, &Peer{agent: a, name: addr, rank: -1, link: p}, struct{}{})
+	return debugMethod.Call(ctx, p, struct{}{})
 }
 
 // SocketPrefix begins the names of the sockets at which agents on Linux listen for agents

@@ -89,6 +89,23 @@ func (p *Peer) unreachable(method string, err error) error {
 	return errorf(kind, method, p, "no connection: %w", err)
 }
 
+// Visit returns the agent at an address as a peer, which need not be an agent of this job.
+// It knows the job's token. The address is what [Agent.VisitAddr] returns there: host:port,
+// "unix:…", or "pipe:…" on a [Network]. Agents of one host use shared memory or a unix
+// socket although the address is one of TCP. Visit does not wait for the agent; calls do.
+// If another process takes the agent's place at the address, later calls go to that
+// process.
+func (a *Agent) Visit(ctx context.Context, addr string) (*Peer, error) {
+	if a.ctx.Err() != nil {
+		return nil, errorf(KindClosed, "", nil, "%w", errClosed)
+	}
+	l, err := a.end.Visit(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("rpc: visit %s: %w", addr, ownError(err))
+	}
+	return &Peer{agent: a, name: addr, rank: -1, link: l}, nil
+}
+
 // losses reports connections that have ended.
 type losses struct {
 	mu      sync.Mutex
@@ -120,7 +137,11 @@ type linkHandler Agent
 // Lost implements [link.Handler].
 func (h *linkHandler) Lost(p *link.Peer, life uint64, err error) {
 	a := (*Agent)(h)
-	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
+	peer := &Peer{agent: a, name: p.Name, rank: p.Rank, link: p} // one that was visited
+	if p.Rank >= 0 {
+		peer = a.PeerRank(p.Rank)
+	}
+	a.lostPeer(peer, life, ownError(err))
 }
 
 // lostPeer reports a connection with one life of a peer that has ended.

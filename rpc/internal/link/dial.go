@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -41,15 +42,22 @@ func (e *Endpoint) Pipe() (*transport.Conn, error) {
 	return near, nil
 }
 
-// dial makes a connection to a peer and says how.
-func (e *Endpoint) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how string, err error) {
+// dial makes a connection to a peer, whose agent is where the record says, and says how.
+func (e *Endpoint) dial(ctx context.Context, p *Peer, where *record) (conn *transport.Conn, how string, err error) {
 	if p == e.self {
 		conn, err = e.Pipe()
 		return conn, "pipe", err
 	}
 	if n := e.Network; n != nil {
 		n.mu.Lock()
-		to := n.agents[p.where.ID]
+		to := n.agents[where.ID]
+		if name, ok := strings.CutPrefix(where.TCP, pipePrefix); ok {
+			for _, a := range n.agents {
+				if a.Name == name {
+					to = a
+				}
+			}
+		}
 		n.mu.Unlock()
 		if to == nil {
 			return nil, "", errors.New("no such agent is on the network")
@@ -57,7 +65,7 @@ func (e *Endpoint) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how
 		conn, err = to.Pipe()
 		return conn, "pipe", err
 	}
-	addr, how, secure := e.way(ctx, p)
+	addr, how, secure := e.way(ctx, where)
 	if addr == "" {
 		return nil, "", fmt.Errorf("the peer listens at no address that this agent may use (transport %q)", e.kind)
 	}
@@ -73,9 +81,11 @@ func (e *Endpoint) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how
 	return conn, how, err
 }
 
-// way chooses the address of a peer and the transport.
-func (e *Endpoint) way(ctx context.Context, p *Peer) (addr, how string, secure bool) {
-	r := &p.where
+// way chooses the address of an agent and the transport.
+func (e *Endpoint) way(ctx context.Context, r *record) (addr, how string, secure bool) {
+	if r.named {
+		return r.Unix, "unix", false
+	}
 	local := r.Node != "" && r.Node == e.me.Node
 	switch e.kind {
 	case "auto", "shm", "unix":

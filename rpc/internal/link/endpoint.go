@@ -3,6 +3,7 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -85,6 +86,7 @@ type Endpoint struct {
 	ports     []*transport.Port
 	running   sync.WaitGroup
 	answering chan struct{} // closed by Answer
+	visiting  sync.Mutex    // of prepareVisits
 
 	mu      sync.RWMutex
 	peers   []*Peer // by rank
@@ -123,6 +125,11 @@ func (e *Endpoint) Open(ctx context.Context) error {
 	case e.Peers != nil:
 		return e.openByList(ctx)
 	}
+	if e.Listen != "" || e.Network != nil { // for visitors
+		if err := e.listen(ctx); err != nil {
+			return err
+		}
+	}
 	e.setPeers([]record{e.me})
 	return nil
 }
@@ -154,6 +161,15 @@ func (e *Endpoint) Life() uint64 { return wire.Fingerprint(e.me.ID) }
 
 // Addr returns the address at which the agent listens for TCP, empty if it does not.
 func (e *Endpoint) Addr() string { return e.me.TCP }
+
+// VisitAddr returns the address at which others find the agent by [Endpoint.Visit], empty
+// if it listens nowhere.
+func (e *Endpoint) VisitAddr() string {
+	if e.Network != nil {
+		return pipePrefix + e.Name
+	}
+	return cmp.Or(e.me.TCP, e.me.Unix)
+}
 
 // Names lists the names of the agents, for messages.
 func (e *Endpoint) Names() string {
@@ -344,21 +360,4 @@ func (e *Endpoint) findToken(ctx context.Context) error {
 	var err error
 	e.Token, err = transport.TokenFromEnv()
 	return err
-}
-
-// Visit returns the agent at an address as a peer, of which nothing else is known. It is
-// for an agent that is alone.
-func (e *Endpoint) Visit(ctx context.Context, addr string) (p *Peer, err error) {
-	e.kind = "auto"
-	if e.encrypt, err = transport.EncryptFromEnv(); err != nil {
-		return nil, err
-	}
-	if err := e.findToken(ctx); err != nil {
-		return nil, err
-	}
-	p = &Peer{Name: addr, Rank: -1, end: e, where: record{TCP: addr}}
-	if strings.HasPrefix(addr, "unix:") {
-		p.where = record{Unix: addr}
-	}
-	return p, nil
 }

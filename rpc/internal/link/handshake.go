@@ -59,6 +59,9 @@ type welcome struct {
 	rank  int64
 	id    string
 	limit int
+	// Where else the agent listens; see [Endpoint.Visit].
+	node, unix string
+	shm        bool
 }
 
 func (p *Peer) readWelcome(conn *transport.Conn) (w welcome, err error) {
@@ -86,6 +89,9 @@ func (p *Peer) readWelcome(conn *transport.Conn) (w welcome, err error) {
 	version := d.Uint()
 	w.name, w.rank, w.id = string(d.Text()), d.Int(), string(d.Text())
 	w.limit = int(min(d.Uint(), wire.MaxMessage))
+	if n >= 8 {
+		w.node, w.unix, w.shm = string(d.Text()), string(d.Text()), d.Bool()
+	}
 	switch {
 	case d.Err() != nil || n < 5:
 		return w, wire.Protocolf("a welcome that cannot be read: %v", d.Err())
@@ -185,12 +191,15 @@ func (e *Endpoint) greet(conn *transport.Conn) (*ServerConn, error) {
 	m := wire.New(wire.FrameWelcome, nil)
 	defer m.Release(nil)
 	enc := &m.Enc
-	enc.Array(5)
+	enc.Array(8)
 	enc.Uint(wire.Version)
 	enc.Text(e.Name)
 	enc.Int(int64(e.Rank))
 	enc.Text(e.me.ID)
 	enc.Uint(uint64(e.MaxMessage))
+	enc.Text(e.me.Node) // where else it listens, for agents of its host that visit it
+	enc.Text(e.me.Unix)
+	enc.Bool(e.me.Shm)
 	if err := finishAndWrite(m, conn); err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func (e *Endpoint) ask(ctx context.Context, p *Peer) (w welcome, err error) {
 	where := p.where
 	where.Shm = false // too much for a few bytes
 	there := &Peer{Name: p.Name, Rank: p.Rank, end: e, where: where, listens: true}
-	conn, _, err := e.dial(ctx, there)
+	conn, _, err := e.dial(ctx, there, &there.where)
 	if err != nil {
 		if last := there.failed.Load(); last != nil {
 			err = *last

@@ -30,6 +30,8 @@ type record struct {
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Size int    `json:"size,omitempty"` // of the job
+
+	named bool // Unix was given by the user, not chosen from the ways there are
 }
 
 // addresses lists where the agent listens, for messages.

@@ -20,6 +20,7 @@ type Peer struct {
 	end     *Endpoint
 	where   record
 	listens bool // the agent says that it listens: a refused connection is an error at once
+	visited bool // it is known by its address alone: see Visit
 
 	conn    atomic.Pointer[ClientConn]
 	seen    atomic.Bool // there has been a connection
@@ -135,7 +136,14 @@ func (p *Peer) connect(ctx context.Context) (*ClientConn, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(e.Context, func() { cancel(ErrClosed) })()
-	conn, how, err := e.dial(ctx, p)
+	where := &p.where
+	if p.visited {
+		var err error
+		if where, err = e.locate(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	conn, how, err := e.dial(ctx, p, where)
 	if err != nil {
 		return nil, err
 	}
