@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rows
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Evict chooses the keys that should leave the table by Schema.Evict, and changes nothing:
+// Remove takes them out, after the log has it. If there are too many rows or bytes, the
+// rows that were changed longest ago leave, until a sixteenth of the bound is free.
+func (t *Table) Evict(at Mark) []int64 {
+	e := t.schema.Evict
+	if e == (Eviction{}) {
+		return nil
+	}
+	most := e.Rows
+	if e.Bytes > 0 {
+		rows := int(e.Bytes / int64(t.rows.stride))
+		if most == 0 || rows < most {
+			most = max(rows, 1)
+		}
+	}
+	excess := 0
+	if n := t.Len(); most > 0 && n > most {
+		excess = n - most + most/16
+	}
+	var keys []int64
+	var old []header // candidates to leave for room
+	oldest := func(a, b header) int {
+		return cmp.Or(cmp.Compare(a.step, b.step), cmp.Compare(a.lsn, b.lsn), cmp.Compare(a.key, b.key))
+	}
+	aged := func(h header) bool {
+		return e.Steps > 0 && uint64(h.step)+uint64(e.Steps) < at.Step
+	}
+	if e.Steps == 0 && excess == 0 {
+		return nil
+	}
+	t.eachHeader(&t.rows, func(batch []header) {
+		for _, h := range batch {
+			if aged(h) {
+				keys = append(keys, h.key)
+			} else if excess > 0 {
+				old = append(old, h)
+			}
+		}
+		if len(old) > 4*excess && len(old) > 1<<16 {
+			slices.SortFunc(old, oldest)
+			old = old[:excess]
+		}
+	})
+	t.eachHeader(&t.young, func(batch []header) {
+		for _, h := range batch {
+			if aged(h) {
+				keys = append(keys, h.key)
+			}
+		}
+	})
+	if more := excess - len(keys); more > 0 {
+		slices.SortFunc(old, oldest)
+		for _, h := range old[:min(more, len(old))] {
+			keys = append(keys, h.key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
