@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,7 +35,7 @@ func TestStoreOfAnOlderRun(t *testing.T) {
 func TestIslandsResumeApart(t *testing.T) {
 	t.Parallel()
 	states := [2]map[string]*tensor.Tensor{{}, {}}
-	a := &archipelago{t: t, store: store.NewMemory(), islands: 2, steps: 12, options: DiLoCoOptions{Every: 2}}
+	a := &archipelago{t: t, store: store.NewMemory(), islands: 2, steps: 12, options: DiLoCoOptions{Every: 2, NoDelay: true}}
 	a.options.Islands.Silence = 400 * time.Millisecond
 	var found [2]*DiLoCo
 	a.from = func(island int, d *DiLoCo, _ *toy) { found[island] = d }
@@ -69,6 +70,17 @@ func TestIslandsResumeApart(t *testing.T) {
 		}
 		d.Resumed()
 	}
+	// Both end with the exchange that comes 3 after the first one together: island 0 alone could be
+	// done before island 1 has asked for its state.
+	a.steps = 0
+	var last atomic.Int64
+	a.took = func(x Exchange) {
+		if len(x.Members) == 2 {
+			last.CompareAndSwap(0, int64(x.Number)+4)
+		}
+	}
+	a.enough = func(next int) bool { return last.Load() > 0 && int64(next) >= last.Load() }
+	a.change = func(_ int, o *DiLoCoOptions) { o.Islands.Keep = 1 << 16 } // steps take no time here, and island 0 does not wait
 	begun := time.Now()
 	ends := a.all()
 	for i, e := range ends {
@@ -76,6 +88,9 @@ func TestIslandsResumeApart(t *testing.T) {
 			t.Errorf("island %d: %v", i, e.err)
 		}
 		t.Log(e.rounds)
+		if e.digest != ends[0].digest {
+			t.Errorf("island %d ends with other parameters than island 0", i)
+		}
 		for _, x := range e.rounds {
 			if len(x.Late) > 0 {
 				t.Errorf("island %d: exchange %d waited in vain for %v", i, x.Number, x.Late)

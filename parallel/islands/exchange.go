@@ -5,7 +5,9 @@ package islands
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 )
 
@@ -169,7 +171,11 @@ func (i *Island) decided(ctx context.Context, n int, g *gathering) (l list, err 
 		if err != nil {
 			return l, err
 		}
-		if text, _, err = i.store.CompareAndSet(ctx, key, nil, mine); err != nil {
+		made := false
+		if text, made, err = i.store.CompareAndSet(ctx, key, nil, mine); err == nil && made {
+			err = i.checkKept(ctx, n, key)
+		}
+		if err != nil {
 			return l, err
 		}
 	}
@@ -183,6 +189,45 @@ func (i *Island) decided(ctx context.Context, n int, g *gathering) (l list, err 
 		i.watch.partake(l.Members)
 	}
 	return l, nil
+}
+
+// ErrLeftBehind is the error of an island that was away from an exchange for so long that the others
+// have deleted its list, with which they have gone on.
+var ErrLeftBehind = errors.New("the others have gone on so far meanwhile that this exchange is not in the store any more: start this island again, and it takes their state (or let more exchanges stay, Config.Keep)")
+
+// checkKept fails if the list of an exchange had been deleted when this island made it: then the
+// others have taken another one.
+func (i *Island) checkKept(ctx context.Context, n int, key string) error {
+	there, err := i.store.NumKeys(ctx, "deleted")
+	if err != nil || there == 0 {
+		return err
+	}
+	text, err := i.store.Get(ctx, "deleted")
+	if err != nil {
+		return err
+	}
+	if upTo, err := strconv.Atoi(string(text)); err != nil || n > upTo {
+		return err
+	}
+	if _, err := i.store.Delete(ctx, key); err != nil {
+		return err
+	}
+	return ErrLeftBehind
+}
+
+// noteDeleted says that the lists up to this number are deleted. It comes before that is so.
+func (i *Island) noteDeleted(ctx context.Context, upTo int) error {
+	var was []byte
+	for {
+		now, set, err := i.store.CompareAndSet(ctx, "deleted", was, []byte(strconv.Itoa(upTo)))
+		if err != nil || set {
+			return err
+		}
+		if n, err := strconv.Atoi(string(now)); err != nil || n >= upTo {
+			return err
+		}
+		was = now
+	}
 }
 
 func (i *Island) parse(text []byte, n int) (l list, err error) {
@@ -252,6 +297,9 @@ func (i *Island) forget(ctx context.Context, n int) error {
 	if i.c.Part == 0 {
 		// Earlier than payloads, so that those of a list are there.
 		keys = append(keys, i.key("round", n+2, "list"))
+		if err := i.noteDeleted(ctx, n+2); err != nil {
+			return err
+		}
 	}
 	for _, k := range keys {
 		if _, err := i.store.Delete(ctx, k); err != nil {

@@ -121,3 +121,24 @@ func TestHurryIsOfOneExchange(t *testing.T) {
 		}
 	})
 }
+
+// TestLeftBehind: an island that posts when the others have deleted what they exchanged is told so. It
+// does not decide that exchange anew, for the others would not hear of it.
+func TestLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := meetAll(t, store.NewMemory(), 2)
+		defer all[0].Close()
+		defer all[1].Close()
+		exchange(t.Context(), t, 0, all...)
+		all[1].watch.stop() // as if the process had been stopped
+		last := 1 + DefaultKeep
+		for n := 1; n <= last; n++ {
+			exchange(t.Context(), t, n, all[0])
+		}
+		for n, want := range map[int]error{1: ErrLeftBehind, last: nil} {
+			if _, err := all[1].Exchange(t.Context(), n, []byte("late"), 0); !errors.Is(err, want) {
+				t.Errorf("exchange %d of %d came to %v, want %v", n, last, err, want)
+			}
+		}
+	})
+}
