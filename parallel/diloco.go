@@ -29,6 +29,11 @@ type DiLoCoOptions struct {
 	// which it ends, at the latest when the next one begins. NoDelay waits for each exchange.
 	Delay   int
 	NoDelay bool
+	// Mix is the share of its own parameters that an island keeps when it takes an exchange: it goes
+	// on from Mix times its own and 1 - Mix times the new outer parameters. 0 is a half, with
+	// NoDelay none. More than a half keeps more of what the island has learned during the delay, and
+	// lets islands drift apart.
+	Mix float64
 
 	LR       float64 // of the outer optimizer; 0 is 0.7
 	Momentum float64 // Nesterov's, of the outer optimizer; 0 is 0.9, and -1 is none
@@ -61,6 +66,10 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 		return o, fmt.Errorf("the Delay is %d steps, and the next exchange begins after %d (Every %d / %d fragments): want 1 to %d, or 0 for %d", o.Delay, between, o.Every, o.Fragments, between, max(between/5, 1))
 	default:
 		o.Delay = cmp.Or(o.Delay, between/5, 1)
+		o.Mix = cmp.Or(o.Mix, 0.5)
+	}
+	if !(o.Mix >= 0 && o.Mix < 1) {
+		return o, fmt.Errorf("Mix is %v of the island's own parameters: want from 0 to below 1", o.Mix)
 	}
 	if o.Average {
 		if o.LR != 0 || o.Momentum != 0 {
@@ -90,9 +99,10 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 // one (error feedback). All islands add up the same bytes in the same order, so the outer
 // parameters are the same everywhere, bit for bit.
 //
-// An exchange goes on beside the next steps ([DiLoCoOptions.Delay]). When it is over the parameters
-// move to the new outer values and keep what they have learned meanwhile. A run in which each exchange
-// ends within its delay gives the same bits again.
+// An exchange goes on beside the next steps ([DiLoCoOptions.Delay]). When it is over the island goes
+// on from a mean of its own parameters and the new outer ones ([DiLoCoOptions.Mix]): all of its own
+// would add what it has learned meanwhile to where the others have gone too, and none of them would
+// forget it. A run in which each exchange ends within its delay gives the same bits again.
 //
 // The islands meet in a store, see package islands. An island that is lost is left out after
 // a while, and one that is started again takes the outer parameters from the others and takes part

@@ -99,7 +99,7 @@ func (d *DiLoCo) catchUp(ctx context.Context) error {
 			return err
 		}
 		if round != nil {
-			if err := f.take(round.Payloads, d.code, float32(d.o.LR), float32(d.o.Momentum), false); err != nil {
+			if err := f.take(round.Payloads, d.code, d.outerStep(), false); err != nil {
 				return err
 			}
 			d.next++
@@ -349,7 +349,7 @@ func (d *DiLoCo) take(ctx context.Context) error {
 	}
 	present := slices.Contains(round.Members, d.o.Islands.Island)
 	f := d.fragments[d.next%len(d.fragments)]
-	if err := f.take(round.Payloads, d.code, float32(d.o.LR), float32(d.o.Momentum), present); err != nil {
+	if err := f.take(round.Payloads, d.code, d.outerStep(), present); err != nil {
 		return fmt.Errorf("exchange %d: %w", d.next, err)
 	}
 	if present {
@@ -368,6 +368,11 @@ func (d *DiLoCo) take(ctx context.Context) error {
 		d.onRound(x)
 	}
 	return nil
+}
+
+// outerStep says how exchanges are taken.
+func (d *DiLoCo) outerStep() outerStep {
+	return outerStep{lr: float32(d.o.LR), momentum: float32(d.o.Momentum), mix: float32(d.o.Mix)}
 }
 
 // give gives the state of this island to another one that has asked for it, beside the next steps.

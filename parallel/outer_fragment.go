@@ -19,7 +19,6 @@ type outerParam struct {
 	outer    *tensor.Tensor // the value after the last exchange, the same on all islands
 	momentum *tensor.Tensor // of the outer optimizer, the same on all islands
 	residual *tensor.Tensor // what int8 has left out of the last outer gradient of this island
-	sent     []float32      // the value when the exchange under way was posted
 }
 
 func newOuterParam(p *nn.Parameter) *outerParam {
@@ -104,12 +103,12 @@ func (f fragment) digest() uint32 {
 func (f fragment) encode(code outerCode) ([]byte, error) {
 	payload := make([]byte, 0, code.size(f.numElems())+4*len(f))
 	for _, p := range f {
-		p.sent = p.param.Data().Float32s()
+		now := p.param.Data().Float32s()
 		var err error
 		p.outer.WithFloat32s(func(outer []float32) {
 			p.residual.WithFloat32s(func(g []float32) {
 				for i := range g {
-					g[i] += outer[i] - p.sent[i]
+					g[i] += outer[i] - now[i]
 				}
 				payload, err = code.encode(payload, g)
 			})
@@ -121,11 +120,15 @@ func (f fragment) encode(code outerCode) ([]byte, error) {
 	return payload, nil
 }
 
-// take does a step of the outer optimizer, Nesterov's, by the mean of the payloads. present says
-// whether one of them is that of this island. The parameters move to the new outer values, and keep
-// what they have learned since: since the payload was made, or, without one, since the exchange
-// before.
-func (f fragment) take(payloads [][]byte, code outerCode, lr, momentum float32, present bool) error {
+// outerStep is how an island takes an exchange.
+type outerStep struct {
+	lr, momentum float32 // Nesterov's
+	mix          float32 // the share of the island's own values in those with which it goes on
+}
+
+// take does a step of the outer optimizer by the mean of the payloads. present says whether one of
+// them is that of this island.
+func (f fragment) take(payloads [][]byte, code outerCode, o outerStep, present bool) error {
 	share := 1 / float32(len(payloads))
 	payloads = append([][]byte(nil), payloads...)
 	for _, p := range f {
@@ -142,10 +145,10 @@ func (f fragment) take(payloads [][]byte, code outerCode, lr, momentum float32, 
 			p.momentum.WithFloat32s(func(m []float32) {
 				for i, v := range g {
 					v *= share
-					m[i] = float32(momentum*m[i]) + v
-					outer[i] -= float32(lr * (v + float32(momentum*m[i])))
+					m[i] = float32(o.momentum*m[i]) + v
+					outer[i] -= float32(o.lr * (v + float32(o.momentum*m[i])))
 				}
-				p.move(old, outer, present)
+				p.move(old, outer, o.mix, present)
 			})
 		})
 	}
@@ -157,19 +160,22 @@ func (f fragment) take(payloads [][]byte, code outerCode, lr, momentum float32, 
 	return nil
 }
 
-// move gives the parameter the new outer values and what it has learned since.
-func (p *outerParam) move(old, outer []float32, present bool) {
-	since := p.sent
-	if !present || since == nil {
-		since = old
+// move brings the parameter towards the new outer values. An island that took part goes on from a
+// mean of them and its own values. One that did not has sent nothing of what it has learned since the
+// old outer values, and keeps all of it.
+func (p *outerParam) move(old, outer []float32, mix float32, present bool) {
+	if !present {
 		p.residual.Fill(0)
 	}
 	p.param.Data().WithFloat32s(func(now []float32) {
-		for i := range now {
-			now[i] = outer[i] + (now[i] - since[i])
+		for i, v := range now {
+			if present {
+				now[i] = outer[i] + float32(mix*(v-outer[i]))
+			} else {
+				now[i] = outer[i] + (v - old[i])
+			}
 		}
 	})
-	p.sent = nil
 }
 
 // appendState appends what all islands have alike.
