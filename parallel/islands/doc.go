@@ -22,6 +22,9 @@
 // that exchange ([Round.Give]). The island takes the state ([Island.TakeState]), then the exchanges
 // after it ([Island.Past]), and takes part again.
 //
+// A process that comes as an island which lives is refused. An island that was silent, and finds
+// that another process has taken its place, ends.
+//
 // An island of several ranks may have several parts: ranks that exchange different bytes. Part 0
 // speaks for the island.
 //

@@ -130,6 +130,9 @@ func (i *Island) posted(ctx context.Context, n int, g *gathering) ([]member, err
 	defer tick.Stop()
 	hurry := false
 	for i.late = nil; ; {
+		if err := i.watch.ousted(); err != nil {
+			return nil, err
+		}
 		who = i.watch.expected(hurry)
 		g.want(who)
 		a, err := g.next(who)

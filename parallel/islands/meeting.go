@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,6 +47,9 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if err != nil {
 		return nil, false, i.errorf("describe it: %w", err)
 	}
+	if err := i.alone(ctx); err != nil {
+		return nil, false, err
+	}
 	i.birth = time.Now().UnixNano()
 	i.watch = newWatcher(i)
 	begun, err := i.store.NumKeys(ctx, "begun")
@@ -55,7 +59,8 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if begun == 0 {
 		i.watch.mine.State = ready // the others wait for it in their first exchange
 	}
-	if err := i.store.MultiSet(ctx, []string{i.key("card", c.Island), i.key("alive", c.Island)}, [][]byte{mine, i.watch.beat()}); err != nil {
+	born := strconv.AppendInt(nil, i.birth, 10)
+	if err := i.store.MultiSet(ctx, []string{i.key("card", c.Island), i.key("alive", c.Island), i.key("born", c.Island, "at")}, [][]byte{mine, i.watch.beat(), born}); err != nil {
 		return nil, false, i.errorf("come to the others: %w", err)
 	}
 	first, err := i.first(ctx, self, begun > 0)
@@ -71,6 +76,10 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 	if err := i.watch.start(ctx); err != nil {
 		return nil, false, err
 	}
+	if err := i.watch.ousted(); err != nil {
+		i.Close()
+		return nil, false, err
+	}
 	if behind = at.Next < first.Standing.Next || first.begun; behind {
 		err = i.watch.say(ctx, coming)
 	}
@@ -82,6 +91,44 @@ func Meet(ctx context.Context, c Config, at Standing) (i *Island, behind bool, e
 		return nil, false, i.errorf("come to the others: %w", err)
 	}
 	return i, behind, nil
+}
+
+// alone fails if another process is this island already, and lives.
+func (i *Island) alone(ctx context.Context) error {
+	fail := func(err error) error { return i.errorf("look for an earlier start of it: %w", err) }
+	if before, err := i.store.NumKeys(ctx, i.key("born", i.c.Island)+"/"); err != nil || before == 0 {
+		if err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	look := func() (s sign, err error) {
+		text, err := i.store.Get(ctx, i.key("alive", i.c.Island))
+		if err == nil {
+			err = json.Unmarshal(text, &s)
+		}
+		return s, err
+	}
+	first, err := look()
+	if err != nil || first.State == left {
+		if err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	for range 4 { // eighths of the silence: a sign of life comes in each
+		if err := pause(ctx, i.c.Silence/8); err != nil {
+			return fail(err)
+		}
+		now, err := look()
+		if err != nil {
+			return fail(err)
+		}
+		if now.Count != first.Count && now.State != left {
+			return i.errorf("another process is island %d already, and lives: give each island a number of its own, or end that process first", i.c.Island)
+		}
+	}
+	return nil
 }
 
 // Follow is Meet for the parts of an island beside part 0, once that has met the others. birth is

@@ -93,7 +93,7 @@ func TestWaitEnds(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "of which 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 did not come") || time.Since(begun) != DefaultPatience {
 				t.Errorf("after %v: %v", time.Since(begun), err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			_, _, err = Meet(ctx, c, Standing{})
 			cancel()
 			if err == nil || !strings.Contains(err.Error(), "did not come") {

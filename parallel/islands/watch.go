@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -35,6 +36,8 @@ type watcher struct {
 	others []sign
 	seen   []time.Time // when each sign was new
 	want   string      // the state that an island has asked for
+
+	newest int64 // the birth of this island that the store has
 
 	floor int // how far the others had come when this island met them, as mostPosted says it
 
@@ -108,7 +111,7 @@ func (w *watcher) posted(n int) {
 func (w *watcher) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.i.c.Silence)
 	defer cancel()
-	keys := []string{"want"}
+	keys := []string{"want", w.i.key("born", w.i.c.Island, "at")}
 	for n := range w.i.c.Islands {
 		keys = append(keys, w.i.key("alive", n))
 	}
@@ -120,7 +123,10 @@ func (w *watcher) look(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.want = string(texts[0])
-	for n, text := range texts[1:] {
+	if born, err := strconv.ParseInt(string(texts[1]), 10, 64); err == nil {
+		w.newest = born
+	}
+	for n, text := range texts[2:] {
 		var s sign
 		if err := json.Unmarshal(text, &s); err != nil {
 			continue // it counts as silent
@@ -223,6 +229,16 @@ func (w *watcher) partOf(ctx context.Context) error {
 		}
 	}
 	return errOlderRun
+}
+
+// ousted is an error if another process has become this island since.
+func (w *watcher) ousted() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.newest <= w.i.birth {
+		return nil
+	}
+	return w.i.errorf("another process has become island %d, at %v: give each island a number of its own; this process ends", w.i.c.Island, time.Unix(0, w.newest).Format(time.TimeOnly))
 }
 
 func (w *watcher) wanted() string {
