@@ -98,6 +98,7 @@ type ddpOptions struct {
 	stragglerSaid                 bool // the option was given
 	hook                          Hook // nil for none
 	hookSaid                      bool // an option gave it
+	hookOwned                     bool // another DDP has it
 	join, static                  bool
 	newReducer                    func(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (reducer, error)
 }
@@ -106,6 +107,8 @@ type ddpOptions struct {
 func (o *ddpOptions) String() string {
 	var said []string
 	switch {
+	case o.hookOwned:
+		said = append(said, fmt.Sprintf("WithHook(%s) with a hook that another DDP has", o.hook))
 	case o.hook != nil:
 		said = append(said, fmt.Sprintf("WithHook(%s)", o.hook))
 	case o.hookSaid:

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -63,7 +64,9 @@ func (f HookFunc) check() error {
 func (f HookFunc) String() string { return runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name() }
 
 // WithHook has a hook average the gradients. All ranks give hooks of the same name: NewDDP
-// fails on every rank where they differ. Each DDP takes a hook of its own: hooks have state.
+// fails on every rank where they differ. Each DDP takes a hook of its own: hooks
+// have state. NewDDP fails on every rank for a hook of this package that another DDP has, also one
+// of another rank of this process.
 //
 // A hook gets what the rank has computed, not divided by the number of ranks, as PyTorch's
 // does. So gradients of passes under NoSync are whole too. How many ranks have used each
@@ -75,10 +78,34 @@ func WithHook(h Hook) DDPOption {
 	return func(o *ddpOptions) { o.hook, o.hookSaid = h, true }
 }
 
+// hookOwner is in hooks that have state, which is of the buckets of one DDP.
+type hookOwner struct{ taken atomic.Bool }
+
+func (h *hookOwner) take() bool { return h.taken.CompareAndSwap(false, true) }
+func (h *hookOwner) free()      { h.taken.Store(false) }
+
+// takeHook has a hook belong to the DDP that is made. free gives it back, if making the DDP fails.
+func (o *ddpOptions) takeHook() (free func()) {
+	h, has := o.hook.(interface {
+		take() bool
+		free()
+	})
+	if !has {
+		return func() {}
+	}
+	if o.hookOwned = !h.take(); o.hookOwned {
+		return func() {}
+	}
+	return h.free
+}
+
 // checkHook fails for a hook that cannot run on any rank.
 func (o *ddpOptions) checkHook() error {
 	if o.hookSaid && o.hook == nil {
 		return errors.New("WithHook got no hook: give it one, or leave the option out")
+	}
+	if o.hookOwned {
+		return fmt.Errorf("WithHook got a hook %s that another DDP has: hooks have state, so make one for each DDP", o.hook)
 	}
 	if h, is := o.hook.(interface{ check() error }); is {
 		return h.check()

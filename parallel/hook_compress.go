@@ -21,6 +21,7 @@ func FP16Hook() Hook { return &compressHook{name: "fp16", dtype: tensor.Float16}
 
 // compressHook sends gradients in a smaller dtype.
 type compressHook struct {
+	hookOwner
 	name  string
 	dtype tensor.DType
 	sent  map[int]*tensor.Tensor // by the index of the bucket: what travels

@@ -47,6 +47,7 @@ func PowerSGDHook(o PowerSGD) Hook {
 
 // powerSGD is the hook, and what it keeps between steps.
 type powerSGD struct {
+	hookOwner
 	o       PowerSGD
 	step    int
 	rng     *random.MT

@@ -219,6 +219,34 @@ func TestDifferentHooks(t *testing.T) {
 	}
 }
 
+// TestHookOfTwo: a hook with state that two DDPs get is an error of every rank: of one rank, or of two
+// ranks of a process. A hook is free again if no DDP was made.
+func TestHookOfTwo(t *testing.T) {
+	for _, make := range []func() Hook{BF16Hook, FP16Hook, func() Hook { return PowerSGDHook(PowerSGD{}) }} {
+		shared := make()
+		err := spawn(t, 3, func(ctx context.Context, g *dist.Group) error {
+			_, err := NewDDP(ctx, newToy(0, width), g, WithHook(shared))
+			if err == nil || !strings.Contains(err.Error(), "with a hook that another DDP has") {
+				return fmt.Errorf("rank %d of three that share %s: %v", g.Rank(), shared, err)
+			}
+			own := make()
+			if _, err := NewDDP(ctx, newToy(0, width+g.Rank()), g, WithHook(own)); err == nil {
+				return errors.New("NewDDP takes other models on other ranks")
+			}
+			if _, err := NewDDP(ctx, newToy(0, width), g, WithHook(own)); err != nil {
+				return fmt.Errorf("after a NewDDP that failed: %w", err)
+			}
+			if _, err := NewDDP(ctx, newToy(0, width), g, WithHook(own)); err == nil || !strings.Contains(err.Error(), "make one for each DDP") {
+				return fmt.Errorf("rank %d, a second DDP: %v", g.Rank(), err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestWrongHooks: what a hook does wrong on one rank is an error of all, which names the rank.
 func TestWrongHooks(t *testing.T) {
 	good := HookFunc(func(ctx context.Context, g *dist.Group, b *GradBucket) (*tensor.Tensor, error) {

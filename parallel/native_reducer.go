@@ -79,10 +79,16 @@ type nativeReducer struct {
 }
 
 // newNativeReducer gives all ranks rank 0's state and lays out the buckets.
-func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (reducer, error) {
+func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (made reducer, err error) {
 	if err := checkParams(model); err != nil {
 		return nil, fmt.Errorf("ddp: %w", err)
 	}
+	free := o.takeHook()
+	defer func() {
+		if err != nil {
+			free()
+		}
+	}()
 	if err := verifySame(ctx, group, model, "ddp", o.String()); err != nil {
 		return nil, besidePyTorch(err)
 	}

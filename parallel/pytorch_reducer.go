@@ -58,11 +58,17 @@ type pytorchBucket struct {
 
 // newPyTorchReducer compares the models of the ranks, gives all of them rank 0's
 // state and lays out the first buckets, as PyTorch's DDP does when it is made.
-func newPyTorchReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions, pt PyTorchOptions) (reducer, error) {
+func newPyTorchReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions, pt PyTorchOptions) (made reducer, err error) {
 	p := &pytorchReducer{
 		o: pt, group: group, limits: []int{o.firstBucketBytes, o.bucketBytes},
 		syncNext: true, indexOf: map[*nn.Parameter]int{}, divisor: float64(group.Size()),
 	}
+	free := o.takeHook()
+	defer func() {
+		if err != nil {
+			free()
+		}
+	}()
 	if err := o.checkHook(); err != nil {
 		return nil, fmt.Errorf("ddp: %w", err)
 	}
