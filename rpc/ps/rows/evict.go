@@ -37,7 +37,7 @@ func (t *Table) Evict(at Mark) []int64 {
 	if e.Steps == 0 && excess == 0 {
 		return nil
 	}
-	t.eachHeader(&t.rows, func(batch []header) {
+	t.eachHeader([]*store{&t.rows}, func(batch []header) {
 		for _, h := range batch {
 			if aged(h) {
 				keys = append(keys, h.key)
@@ -50,7 +50,7 @@ func (t *Table) Evict(at Mark) []int64 {
 			old = old[:excess]
 		}
 	})
-	t.eachHeader(&t.young, func(batch []header) {
+	t.eachHeader([]*store{&t.young}, func(batch []header) {
 		for _, h := range batch {
 			if aged(h) {
 				keys = append(keys, h.key)

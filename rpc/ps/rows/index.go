@@ -29,8 +29,7 @@ type index struct {
 }
 
 // part has entries for 2^bits places, and behind them some for what did not fit at the
-// end, so that no entry is before the place that it wants. Entries from a place on are in
-// the order of tags, except those within a run of entries without a gap.
+// end, so that no entry is before the place that it wants.
 type part struct {
 	entries []uint64 // nil while empty
 	shift   uint8    // a tag >> shift is the place that its entry wants

@@ -152,7 +152,7 @@ func (t *Table) removeRow(key int64, hash uint64) {
 // Forget drops what the table remembers of keys that were removed by entries up to lsn: a
 // snapshot has it.
 func (t *Table) Forget(lsn uint64) {
-	t.eachHeader(&t.gone, func(batch []header) {
+	t.eachHeader([]*store{&t.gone}, func(batch []header) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		for _, h := range batch {

@@ -10,27 +10,31 @@ import (
 // scanRows is about the number of records that are copied under one lock.
 const scanRows = 256
 
-// eachSpan calls fn with the slots of all records of a store, some hundred at a time, under
-// the read lock, and then after without it. A record that is there from the beginning to
-// the end comes once.
-func (t *Table) eachSpan(s *store, fn func(slots []uint32), after func() error) error {
+// eachSpan calls fn, under the read lock, with the slots of some hundred records of stores
+// whose keys are neighbours by hash, and then after without the lock. So a record that is
+// in one of the stores from the beginning to the end comes once, also if it moves from one
+// to another.
+func (t *Table) eachSpan(stores []*store, fn func(of int, slots []uint32), after func() error) error {
 	var slots []uint32
 	for p := range NumPartitions {
 		for lo, done := uint64(0), false; !done; {
 			t.mu.RLock()
-			part := &s.index.parts[p]
-			if part.live == 0 {
-				done = true
-			} else {
-				// A span of tags has about scanRows of the part's entries.
-				spans := uint64(1) << bits.Len64(uint64(part.live)/scanRows)
-				hi := lo + 1<<32/spans - 1
-				done = hi >= 1<<32-1
-				slots = part.within(slots[:0], uint32(lo), uint32(min(hi, 1<<32-1)))
-				fn(slots)
-				lo = hi + 1
+			live := int32(0)
+			for _, s := range stores {
+				live = max(live, s.index.parts[p].live)
+			}
+			// A span of tags has about scanRows of the part's entries.
+			spans := uint64(1) << bits.Len64(uint64(live)/scanRows)
+			hi := lo + 1<<32/spans - 1
+			done = live == 0 || hi >= 1<<32-1
+			if live > 0 {
+				for of, s := range stores {
+					slots = s.index.parts[p].within(slots[:0], uint32(lo), uint32(min(hi, 1<<32-1)))
+					fn(of, slots)
+				}
 			}
 			t.mu.RUnlock()
+			lo = hi + 1
 			if err := after(); err != nil {
 				return err
 			}
@@ -39,27 +43,30 @@ func (t *Table) eachSpan(s *store, fn func(slots []uint32), after func() error) 
 	return nil
 }
 
-// eachHeader calls fn with copies of all headers of a store, without a lock.
-func (t *Table) eachHeader(s *store, fn func(batch []header)) {
+// eachHeader calls fn with copies of all headers of stores, without a lock.
+func (t *Table) eachHeader(stores []*store, fn func(batch []header)) {
 	var batch []header
-	_ = t.eachSpan(s, func(slots []uint32) {
-		batch = batch[:0]
+	_ = t.eachSpan(stores, func(of int, slots []uint32) {
 		for _, slot := range slots {
-			batch = append(batch, *s.header(slot))
+			batch = append(batch, *stores[of].header(slot))
 		}
 	}, func() error { fn(batch); batch = batch[:0]; return nil })
 }
 
 // Scan calls fn with each row and each waiting key whose LSN is higher than since, and, if
 // since is not 0, then with each key that was removed by an entry after since. Updates go
-// on meanwhile: a row is seen once, as it is at some time of the scan. Row and State are
-// the table's until fn returns. An error of fn ends the scan.
+// on meanwhile: a key comes once, with what the table had of it at some time of the scan.
+// Row and State are the table's until fn returns. An error of fn ends the scan.
 func (t *Table) Scan(since uint64, fn func(Record) error) error {
 	var batch []Record
-	var bytes []byte
+	var values []byte
 	size := t.rowBytes + 4*t.stateLen
 	emit := func() error {
-		for _, r := range batch {
+		for i, r := range batch {
+			if r.Row != nil {
+				to := values[i*size : (i+1)*size : (i+1)*size]
+				r.Row, r.State = to[:t.rowBytes:t.rowBytes], to[t.rowBytes:]
+			}
 			if err := fn(r); err != nil {
 				return err
 			}
@@ -67,39 +74,38 @@ func (t *Table) Scan(since uint64, fn func(Record) error) error {
 		batch = batch[:0]
 		return nil
 	}
-	err := t.eachSpan(&t.rows, func(slots []uint32) {
-		if len(bytes) < len(slots)*size {
-			bytes = make([]byte, len(slots)*size)
-		}
+	// Removed keys are looked at together with the rows, for a key that begins anew is
+	// neither among the rows behind the scan nor among the removed ones before it.
+	var removed []Record
+	stores := []*store{&t.rows, &t.young, &t.gone}
+	err := t.eachSpan(stores, func(of int, slots []uint32) {
 		for _, slot := range slots {
-			h := t.rows.header(slot)
-			if h.lsn <= since {
+			h := stores[of].header(slot)
+			if h.lsn <= since || of == 2 && since == 0 {
 				continue
 			}
-			to := bytes[len(batch)*size:][:size:size]
-			copy(to, bytesAt(h, 0, t.rowBytes))
-			if t.stateLen > 0 {
-				copy(to[t.rowBytes:], bytesOf(floatsAt(h, t.stateAt, t.stateLen)))
+			r := Record{Key: h.key, LSN: h.lsn, Step: uint64(h.step), Count: h.pushes(), Young: of == 1}
+			if of == 2 {
+				removed = append(removed, r)
+				continue
 			}
-			batch = append(batch, Record{Key: h.key, LSN: h.lsn, Step: uint64(h.step), Count: h.pushes(), Row: to[:t.rowBytes:t.rowBytes], State: to[t.rowBytes:]})
+			if of == 0 {
+				i := len(batch)
+				if len(values) < (i+1)*size {
+					values = append(values, make([]byte, (i+1)*size)...)
+				}
+				r.Row = values[i*size:][:size]
+				copy(r.Row, bytesAt(h, 0, t.rowBytes))
+				copy(r.Row[t.rowBytes:], bytesOf(floatsAt(h, t.stateAt, t.stateLen)))
+			}
+			batch = append(batch, r)
 		}
 	}, emit)
 	if err != nil {
 		return err
 	}
-	headers := func(s *store, young bool) error {
-		return t.eachSpan(s, func(slots []uint32) {
-			for _, slot := range slots {
-				if h := s.header(slot); h.lsn > since {
-					batch = append(batch, Record{Key: h.key, LSN: h.lsn, Step: uint64(h.step), Count: h.count, Young: young})
-				}
-			}
-		}, emit)
-	}
-	if err := headers(&t.young, true); err != nil || since == 0 {
-		return err
-	}
-	return headers(&t.gone, false)
+	batch = removed
+	return emit()
 }
 
 // bytesOf returns the memory of numbers; all systems of Cohort are little-endian.
