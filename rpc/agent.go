@@ -26,7 +26,7 @@ type Agent struct {
 	peers   []*Peer // by rank; they do not change once Init has returned
 	byName  map[string]*Peer
 	timeout time.Duration
-	errors  []known
+	errors  knownErrors
 	hook    hook.Hook
 	detach  func()  // of the hook, or nil
 	refs    *keeper // nil until the agent has met the others
@@ -94,7 +94,7 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 const initTimeout = 5 * time.Minute
 
 func newAgent(name string, o *options) *Agent {
-	a := &Agent{name: name, rank: -1, timeout: o.timeout, errors: o.errors, methods: map[string]*served{}, byName: map[string]*Peer{}}
+	a := &Agent{name: name, rank: -1, timeout: o.timeout, errors: knownErrors{list: o.errors}, methods: map[string]*served{}, byName: map[string]*Peer{}}
 	base := context.WithValue(context.Background(), agentKey{}, a)
 	for _, derive := range o.derive {
 		base = derive(base)

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc/internal/link"
@@ -193,6 +195,26 @@ type known struct {
 	match func(err error) (value any, ok bool)
 	// revive makes the error again from what has travelled.
 	revive func(r *wire.Received) error
+}
+
+// knownErrors are the errors that an agent knows.
+type knownErrors struct {
+	mu   sync.RWMutex
+	list []known // is not written to
+}
+
+func (k *knownErrors) all() []known {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return k.list
+}
+
+func (k *knownErrors) add(one known) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !slices.ContainsFunc(k.list, func(have known) bool { return have.code == one.code }) {
+		k.list = append(slices.Clip(k.list), one)
+	}
 }
 
 // builtinErrors are the errors that every agent knows.

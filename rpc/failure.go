@@ -109,7 +109,7 @@ func decodeFailure(r *wire.Received, method, types string, p *Peer) error {
 	if e.Code == "" {
 		return e
 	}
-	for _, k := range p.agent.errors {
+	for _, k := range p.agent.errors.all() {
 		if k.code == e.Code {
 			e.err = k.revive(r)
 			break

@@ -183,7 +183,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 			}
 		}
 		where := fmt.Sprintf("%s: %s served by %s", a.name, in.method.name, in.method.where)
-		encodeFailure(msg, in.id, extra, err, where, a.errors)
+		encodeFailure(msg, in.id, extra, err, where, a.errors.all())
 		if ferr := msg.Finish(wire.MaxHead); ferr != nil {
 			msg.Release(ferr)
 			in.finish(0, ferr)

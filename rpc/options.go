@@ -247,29 +247,49 @@ func WithError(code string, err error) Option {
 // tensors cannot.
 func WithErrorType[E error](code string) Option {
 	return option(func(o *options) error {
-		t := reflect.TypeFor[E]()
-		if code == "" || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
-			return fmt.Errorf("WithErrorType[%v]: want a code, and a pointer to a struct", t)
-		}
-		plan, err := codec.Plan(t)
+		k, err := errorType[E](code)
 		if err != nil {
-			return fmt.Errorf("WithErrorType[%v]: %w", t, err)
+			return fmt.Errorf("WithErrorType%w", err)
 		}
-		return o.know(known{code: code,
-			match: func(err error) (any, bool) {
-				var e E
-				ok := errors.As(err, &e)
-				return e, ok
-			},
-			revive: func(r *wire.Received) error {
-				var e E
-				plan.Decode(&r.Dec, unsafe.Pointer(&e))
-				if r.Dec.Err() != nil || reflect.ValueOf(e).IsNil() {
-					return nil
-				}
-				return e
-			}})
+		return o.know(k)
 	})
+}
+
+// KnowErrorType is [WithErrorType] for an agent that has begun. It does nothing if the
+// agent knows the code already.
+func KnowErrorType[E error](a *Agent, code string) error {
+	k, err := errorType[E](code)
+	if err != nil {
+		return fmt.Errorf("rpc: KnowErrorType%w", err)
+	}
+	a.errors.add(k)
+	return nil
+}
+
+// errorType makes a known error of a type.
+func errorType[E error](code string) (known, error) {
+	t := reflect.TypeFor[E]()
+	if code == "" || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
+		return known{}, fmt.Errorf("[%v]: want a code, and a pointer to a struct", t)
+	}
+	plan, err := codec.Plan(t)
+	if err != nil {
+		return known{}, fmt.Errorf("[%v]: %w", t, err)
+	}
+	return known{code: code,
+		match: func(err error) (any, bool) {
+			var e E
+			ok := errors.As(err, &e)
+			return e, ok
+		},
+		revive: func(r *wire.Received) error {
+			var e E
+			plan.Decode(&r.Dec, unsafe.Pointer(&e))
+			if r.Dec.Err() != nil || reflect.ValueOf(e).IsNil() {
+				return nil
+			}
+			return e
+		}}, nil
 }
 
 func (o *options) know(k known) error {
