@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ps
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/ps/rows"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Request asks for rows of a table.
+type Request struct {
+	Table string
+	Keys  []int64 // in any order, each as often as it is wanted
+	// Offsets, if not nil, says where bags of keys begin: the answer has the sum of the
+	// rows of each bag, which the servers compute. That saves bytes where bags are large.
+	// Several servers add up their own rows first, so the last bits of a sum depend on
+	// the number of servers.
+	Offsets []int64
+}
+
+// Pulled is rows that are on their way.
+type Pulled struct {
+	client *Client
+	parts  []wanted
+	calls  []*rpc.Future[pullReply] // by server, nil where nothing was asked
+	args   []pullArgs
+	once   sync.Once
+	out    []*tensor.Tensor
+	err    error
+}
+
+// wanted is a request as it is dealt out to the servers.
+type wanted struct {
+	schema  *rows.Schema
+	split   split
+	once    int     // number of keys, each counted once
+	at      []int64 // where each key of the request is among them; nil: they are the request's
+	bags    int     // with offsets
+	pooled  bool
+	partsAt []int // by server: the number of its part in the server's request, -1 for none
+}
+
+// Pull returns the rows of the requests, float32 [keys, width] or [bags, width], as the
+// step of the worker sees them. Keys that are wanted several times travel once, and there is
+// one request a server.
+func (c *Client) Pull(ctx context.Context, requests ...Request) ([]*tensor.Tensor, error) {
+	p, err := c.Prefetch(ctx, c.StepNumber(), requests...)
+	if err != nil {
+		return nil, err
+	}
+	return p.Wait(ctx)
+}
+
+// Prefetch asks for the rows of a step, which may be a later one, and does not wait for
+// them. Synchronous servers answer when the steps before have been applied. Otherwise the
+// rows are those of when the servers get the request.
+func (c *Client) Prefetch(ctx context.Context, step int64, requests ...Request) (*Pulled, error) {
+	if err := c.complaint(); err != nil {
+		return nil, err
+	}
+	p := &Pulled{client: c, calls: make([]*rpc.Future[pullReply], len(c.remotes)), args: make([]pullArgs, len(c.remotes))}
+	for i := range p.args {
+		p.args[i].Worker, p.args[i].Step = c.worker, step
+	}
+	for _, q := range requests {
+		w, err := c.want(q, p.args)
+		if err != nil {
+			return nil, err
+		}
+		p.parts = append(p.parts, w)
+	}
+	for i, r := range c.remotes {
+		if peer := r.opened(); peer != nil && len(p.args[i].Parts) > 0 {
+			p.calls[i] = pullMethod.Async(ctx, peer, p.args[i])
+		}
+	}
+	return p, nil
+}
+
+// want deals a request out to the servers.
+func (c *Client) want(q Request, args []pullArgs) (w wanted, err error) {
+	if w.schema, err = c.schema(q.Table); err != nil {
+		return w, err
+	}
+	if t := w.schema; t.Rows > 0 {
+		for _, k := range q.Keys {
+			if k < 0 || k >= int64(t.Rows) {
+				return w, errorf(KindKeys, "the table has the keys 0 to %d", t.Rows-1).of(q.Table).keys(k, k)
+			}
+		}
+	}
+	if w.pooled = q.Offsets != nil; w.pooled {
+		if no := checkOffsets(q.Offsets, len(q.Keys)); no != nil {
+			return w, no.of(q.Table)
+		}
+		w.bags = len(q.Offsets)
+		w.split = c.routing.split(q.Keys, w.schema.Rows)
+	} else {
+		keys, at := unique(q.Keys)
+		w.once, w.at = len(keys), at
+		if len(keys) == len(q.Keys) && increasing(at) {
+			w.at = nil
+		}
+		w.split = c.routing.split(keys, w.schema.Rows)
+	}
+	w.partsAt = make([]int, len(args))
+	for s, keys := range w.split.keys {
+		if w.partsAt[s] = -1; len(keys) == 0 {
+			continue
+		}
+		w.partsAt[s] = len(args[s].Parts)
+		p := pullPart{Table: q.Table, Keys: tensor.FromInt64(keys)}
+		if w.pooled {
+			p.Offsets = tensor.FromInt64(offsetsOf(q.Offsets, len(q.Keys), w.split.at[s], len(args) == 1))
+		}
+		args[s].Parts = append(args[s].Parts, p)
+	}
+	return w, nil
+}
+
+// increasing reports whether the positions are 0, 1, 2 and so on.
+func increasing(at []int64) bool {
+	for i, a := range at {
+		if a != int64(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// offsetsOf returns where the bags begin among the keys of one server.
+func offsetsOf(offsets []int64, n int, at []int32, whole bool) []int64 {
+	if whole {
+		return offsets
+	}
+	out := make([]int64, len(offsets))
+	i := 0
+	for b := range offsets {
+		out[b] = int64(i)
+		end := n
+		if b+1 < len(offsets) {
+			end = int(offsets[b+1])
+		}
+		for i < len(at) && int(at[i]) < end {
+			i++
+		}
+	}
+	return out
+}
+
+// Wait returns the rows when they are there. It may be called again.
+func (p *Pulled) Wait(ctx context.Context) ([]*tensor.Tensor, error) {
+	p.once.Do(func() { p.out, p.err = p.wait(ctx) })
+	return p.out, p.err
+}
+
+func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
+	c := p.client
+	ctx, cancel := c.limit(ctx)
+	defer cancel()
+	replies := make([]pullReply, len(c.remotes))
+	errs := make([]error, len(c.remotes))
+	var late sync.WaitGroup
+	for i, r := range c.remotes {
+		if len(p.args[i].Parts) == 0 {
+			continue
+		}
+		if f := p.calls[i]; f != nil {
+			if replies[i], errs[i] = f.Wait(ctx); errs[i] == nil {
+				continue
+			}
+			if !r.passes(errs[i]) {
+				errs[i] = r.wrap(ctx, errs[i])
+				continue
+			}
+			r.forget()
+		}
+		late.Go(func() { replies[i], errs[i] = call(ctx, r, pullMethod, p.args[i]) })
+	}
+	late.Wait()
+	if err := firstOf(errs); err != nil {
+		return nil, err
+	}
+	out := make([]*tensor.Tensor, len(p.parts))
+	for i := range p.parts {
+		w := &p.parts[i]
+		parts := make([]*tensor.Tensor, len(c.remotes))
+		for s, at := range w.partsAt {
+			if at < 0 {
+				continue
+			}
+			if at >= len(replies[s].Rows) || replies[s].Rows[at] == nil {
+				return nil, c.remotes[s].unreachable("its answer lacks rows of table %q", w.schema.Name)
+			}
+			parts[s] = replies[s].Rows[at]
+		}
+		t, err := c.finish(w, parts)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = t
+	}
+	return out, nil
+}
+
+// finish puts an answer together.
+func (c *Client) finish(w *wanted, parts []*tensor.Tensor) (*tensor.Tensor, error) {
+	if w.pooled {
+		return c.addBags(w, parts)
+	}
+	t, err := c.join(w.schema, w.split, parts, w.once)
+	if err != nil || w.at == nil {
+		return t, err
+	}
+	return t.IndexSelect(0, tensor.FromInt64(w.at)), nil
+}
+
+// join puts the rows of the servers together, in the order of the keys.
+func (c *Client) join(t *rows.Schema, s split, parts []*tensor.Tensor, n int) (*tensor.Tensor, error) {
+	for i, p := range parts {
+		if p == nil {
+			if len(s.keys[i]) > 0 {
+				return nil, c.remotes[i].unreachable("its answer lacks rows of table %q", t.Name)
+			}
+			continue
+		}
+		rows, err := decodeRows(t, p, len(s.keys[i]))
+		if err != nil {
+			return nil, c.remotes[i].unreachable("its answer is not what table %q has: %w", t.Name, err)
+		}
+		if len(s.keys[i]) == n { // it has all
+			return rows, nil
+		}
+		parts[i] = rows
+	}
+	out := tensor.Empty(tensor.Float32, n, t.Width)
+	dst, err := bytesOf(out)
+	if err != nil {
+		return nil, err
+	}
+	size := 4 * t.Width
+	for i, p := range parts {
+		if p == nil {
+			continue
+		}
+		src, err := bytesOf(p)
+		if err != nil {
+			return nil, err
+		}
+		for j, at := range s.at[i] {
+			copy(dst[int(at)*size:(int(at)+1)*size], src[j*size:])
+		}
+	}
+	return out, nil
+}
+
+// decodeRows makes float32 of rows as they travel.
+func decodeRows(t *rows.Schema, p *tensor.Tensor, n int) (*tensor.Tensor, error) {
+	width, dtype := t.Width, wireType(t)
+	if dtype == tensor.Int8 {
+		width, dtype = width+4, tensor.Uint8
+	}
+	if p.DType() != dtype || p.NumDims() != 2 || p.Dim(0) != n || p.Dim(1) != width {
+		return nil, fmt.Errorf("got %s, want %v [%d %d]", shapeText(p), dtype, n, width)
+	}
+	if dtype != tensor.Uint8 {
+		return p.To(tensor.Float32), nil
+	}
+	out := tensor.Empty(tensor.Float32, n, t.Width)
+	src, err := bytesOf(p)
+	if err != nil {
+		return nil, err
+	}
+	dst, err := float32sOf(out)
+	if err != nil {
+		return nil, err
+	}
+	for i := range n {
+		row := src[i*width : (i+1)*width]
+		scale := math.Float32frombits(binary.LittleEndian.Uint32(row[t.Width:]))
+		for j := range t.Width {
+			dst[i*t.Width+j] = float32(int8(row[j])) * scale
+		}
+	}
+	return out, nil
+}
+
+// addBags adds up what the servers have pooled.
+func (c *Client) addBags(w *wanted, parts []*tensor.Tensor) (*tensor.Tensor, error) {
+	var sum *tensor.Tensor
+	for i, p := range parts {
+		if p == nil {
+			continue
+		}
+		if p.DType() != tensor.Float32 || p.NumDims() != 2 || p.Dim(0) != w.bags || p.Dim(1) != w.schema.Width {
+			return nil, c.remotes[i].unreachable("its answer for table %q is %s, want float32 [%d %d]", w.schema.Name, shapeText(p), w.bags, w.schema.Width)
+		}
+		if sum == nil {
+			sum = p
+		} else {
+			sum = sum.Add(p)
+		}
+	}
+	if sum == nil {
+		sum = tensor.Zeros(w.bags, w.schema.Width)
+	}
+	return sum, nil
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ps
+
+import (
+	"context"
+	"slices"
+
+	"github.com/cohort-ml/cohort/rpc/ps/rows"
+)
+
+// The writer is the one goroutine that changes a server's state. Handlers give it requests.
+// It appends the entries of all that wait to the journal by one write, applies them in that
+// order, and then lets the handlers answer.
+
+// request is a change that a handler waits for. Exactly one of settings, pushes, leaves and
+// saves is there.
+type request struct {
+	client uint64
+	worker int
+
+	settings *settings
+	opened   openReply
+
+	number uint64 // of the first push
+	pushes []*push
+	batch  uint64 // in which the last push is applied
+
+	leaves bool
+
+	saves  bool
+	lsn    uint64
+	saved  []byte
+	tables []*rows.Table
+
+	entries []any
+	err     *Error
+	done    chan struct{}
+}
+
+// maxBatch is how many requests, and maxBatchBytes how many bytes of gradients, the writer
+// takes at once.
+const (
+	maxBatch      = 1024
+	maxBatchBytes = 64 << 20
+)
+
+// do gives a request to the writer and waits for it. If ctx ends before, the request may
+// take effect.
+func (s *Server) do(ctx context.Context, r *request) error {
+	r.done = make(chan struct{})
+	select {
+	case s.queue <- r:
+	case <-s.stopped:
+		return s.failed.Load()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-r.done:
+	case <-s.stopped:
+		select {
+		case <-r.done:
+		default:
+			return s.failed.Load()
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if r.err != nil {
+		return r.err
+	}
+	return nil
+}
+
+// write is the writer.
+func (s *Server) write() {
+	defer close(s.stopped)
+	var held *request // of a client that has another request before it in this turn
+	for {
+		var turn []*request
+		if held != nil {
+			turn, held = append(turn, held), nil
+		} else {
+			select {
+			case r := <-s.queue:
+				turn = append(turn, r)
+			case <-s.quit:
+				return
+			}
+		}
+		clients, bytes := map[uint64]bool{turn[0].client: true}, turn[0].bytes()
+	more:
+		for len(turn) < maxBatch && bytes < maxBatchBytes {
+			select {
+			case r := <-s.queue:
+				if clients[r.client] {
+					held = r
+					break more
+				}
+				clients[r.client] = true
+				turn, bytes = append(turn, r), bytes+r.bytes()
+			default:
+				break more
+			}
+		}
+		if !s.take(turn) {
+			return
+		}
+	}
+}
+
+func (r *request) bytes() int {
+	n := 0
+	for _, p := range r.pushes {
+		for i := range p.parts {
+			n += 8*len(p.parts[i].keys) + 4*len(p.parts[i].grads)
+		}
+	}
+	return n
+}
+
+// take does the requests of a turn. It returns false if the server cannot go on.
+func (s *Server) take(turn []*request) bool {
+	set := s.state.set
+	var entries [][]byte
+	for _, r := range turn {
+		s.prepare(r, &set)
+		if s.journal == nil {
+			continue
+		}
+		for _, e := range r.entries {
+			entries = append(entries, encodeEntry(e))
+		}
+	}
+	var first uint64
+	var err error
+	if len(entries) > 0 || s.journal == nil {
+		if first, err = s.append(entries); err != nil {
+			for _, r := range turn {
+				if len(r.entries) > 0 {
+					r.err = s.errorf(KindStorage, "what was sent cannot be kept, and has not been applied: %w", err).by(r.worker, -1)
+					r.entries = nil
+				}
+			}
+		}
+	}
+	for _, r := range turn {
+		for _, e := range r.entries {
+			if err := s.state.apply(first, e); err != nil {
+				s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for entry %d of its log cannot be applied: %w", first, err))
+				return false
+			}
+			first++
+		}
+	}
+	if !s.completeMore() {
+		return false
+	}
+	s.publish()
+	for _, r := range turn {
+		s.finish(r)
+		close(r.done)
+	}
+	return true
+}
+
+// completeMore applies the steps that are complete because a worker has left, each by an
+// entry of its own.
+func (s *Server) completeMore() bool {
+	for s.state.mode() == ModeSynchronous && s.state.isComplete() {
+		e := &leaving{worker: slices.Index(s.state.left, true)}
+		lsn, err := s.append([][]byte{e.encode()})
+		if err != nil { // the next turn tries again
+			return true
+		}
+		if err := s.state.apply(lsn, e); err != nil {
+			s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for entry %d of its log cannot be applied: %w", lsn, err))
+			return false
+		}
+	}
+	return true
+}
+
+// encodeEntry returns the bytes of an entry.
+func encodeEntry(e any) []byte {
+	switch e := e.(type) {
+	case *settings:
+		return append([]byte{entrySettings}, e.encode()...)
+	case *push:
+		return e.encode()
+	case *removal:
+		return e.encode()
+	}
+	return e.(*leaving).encode()
+}
+
+// prepare says which entries a request makes, or why it is refused. set are the settings
+// with those of the requests before it in the turn.
+func (s *Server) prepare(r *request, set *settings) {
+	switch {
+	case r.settings != nil:
+		all, changed, err := set.agree(*r.settings)
+		if err != nil {
+			err.Server = s.index
+			r.err = err.by(r.worker, -1)
+			return
+		}
+		if r.worker >= 0 && all.Consistency == nil {
+			all.Consistency, changed = &Consistency{Mode: ModeSynchronous}, true
+			r.settings.Consistency = all.Consistency
+		}
+		if changed {
+			*set = all
+			r.entries = append(r.entries, r.settings)
+		}
+	case r.leaves:
+		if r.worker < 0 || r.worker >= len(s.state.left) {
+			r.err = s.errorf(KindSettings, "it is none of the %d workers", len(s.state.left)).by(r.worker, -1)
+		} else if !s.state.left[r.worker] {
+			r.entries = append(r.entries, &leaving{r.client, r.worker})
+		}
+	case r.pushes != nil:
+		s.preparePush(r)
+	}
+}
+
+// preparePush takes the pushes of a client that are new.
+func (s *Server) preparePush(r *request) {
+	var last uint64
+	if c := s.state.clients[r.client]; c != nil {
+		last = c.Number
+	}
+	if r.number > last+1 || r.number == 0 {
+		r.err = s.errorf(KindOrder, "push %d of a client whose last one is %d", r.number, last).by(r.worker, -1)
+		return
+	}
+	next := int64(0)
+	if r.worker >= 0 {
+		next = s.state.next[r.worker]
+	}
+	for i, p := range r.pushes {
+		if r.number+uint64(i) <= last { // it is here already
+			continue
+		}
+		if s.state.mode() != ModeAsynchronous && p.step != next {
+			r.err = s.errorf(KindOrder, "the worker's next step is %d", next).by(r.worker, p.step)
+		} else if s.state.mode() == ModeSynchronous && p.step >= s.state.applied+maxAhead {
+			r.err = s.errorf(KindOrder, "the slowest worker has pushed %d steps only", s.state.applied).by(r.worker, p.step)
+		}
+		if r.err != nil {
+			r.entries = nil
+			return
+		}
+		next = p.step + 1
+		p.number = r.number + uint64(i)
+		r.entries = append(r.entries, p)
+	}
+}
+
+// finish fills in the answer of a request.
+func (s *Server) finish(r *request) {
+	switch {
+	case r.err != nil:
+	case r.settings != nil:
+		r.opened = openReply{History: s.history, Settings: s.state.set.encode()}
+		if c := s.state.clients[r.client]; c != nil {
+			r.opened.Number = c.Number
+		}
+		if r.worker >= 0 {
+			r.opened.Next = s.state.next[r.worker]
+		}
+	case r.pushes != nil:
+		r.batch = s.state.clients[r.client].Batch
+	case r.saves:
+		r.lsn, r.saved, r.tables = s.state.lsn, s.state.save(), s.state.tables
+	}
+}
