@@ -32,9 +32,10 @@ type recRun struct {
 	axes     Axes
 	report   Reporter
 
-	training    *table.Part
-	validation  *table.Part
-	labels      []float32 // of the validation rows
+	training    *dealtRows
+	validation  *table.Part // the rows that this rank holds
+	labels      []float32   // of the validation rows of all ranks
+	truth       []float64   // their logits, of a generated table
 	recommender *Recommender
 	source      source             // whose weights it begins with
 	was         *RecommenderConfig // its recommender's; of a run that goes on its own
@@ -48,6 +49,9 @@ type recRun struct {
 // The gradients of the tables have only the rows of the batch, so that the cost of a
 // step depends on the batch and not on the tables. If the run's directory has a
 // checkpoint, Rec resumes from it.
+//
+// Each rank reads and keeps a part of the rows, and the ranks send each other the rows of
+// the batches to come. So the batches are those of one rank that reads all rows.
 func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if err := cfg.join("rec", group, given); err != nil {
@@ -200,9 +204,9 @@ func (c RecConfig) schema() table.Schema {
 	return s
 }
 
-// open reads or generates the table and parts it.
-func (c RecConfig) open(ctx context.Context) (training, validation *table.Part, err error) {
-	rows, err := c.read(ctx, c.schema())
+// open reads or generates a share of the table and parts it.
+func (c RecConfig) open(ctx context.Context, share table.Share) (training, validation *table.Part, err error) {
+	rows, err := c.read(ctx, c.schema(), share)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -253,7 +257,11 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 	}
 	phaseOf(ctx).enter("making the model")
 	b := r.cfg.newBuild(saved == nil && r.was != nil)
-	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), r.scale()); err != nil {
+	scale, err := r.scale()
+	if err != nil {
+		return nil, fmt.Errorf("train rec: %w", err)
+	}
+	if r.recommender, err = r.cfg.recommender(b, r.validation.Schema(), scale); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}
 	if saved == nil && r.was != nil {
@@ -290,17 +298,23 @@ func (r *recRun) isSmall() bool {
 
 // load reads the rows, or generates them, and looks whether they can be trained on.
 func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
-	r.training, r.validation, err = r.cfg.open(ctx)
+	training, validation, err := r.cfg.open(ctx, shareOf(ctx, r.axes.World))
 	if row := (*table.RowError)(nil); errors.As(err, &row) && row.Field == r.cfg.Label && r.cfg.Positive == 0 {
 		return fmt.Errorf("train rec: %w (--label names the label, --positive what counts as 1)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
-	for _, text := range r.training.Notes() {
+	for _, text := range training.Notes() {
 		r.report.Notice(text)
 	}
-	r.labels = r.validation.Labels()
+	r.training, r.validation = newDealtRows(r.axes.World, training), validation
+	if r.labels, err = gatherOwn(ctx, r.axes.World, validation.Labels(), validation.Counts()); err == nil && r.cfg.Data == "" {
+		r.truth, err = gatherTruth(ctx, r.axes.World, validation)
+	}
+	if err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
 	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
 		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])
 	}
@@ -327,10 +341,10 @@ func (r *recRun) changed(saved *SavedRun) error {
 	var was RecConfig
 	if err := saved.Recipe(&was); err == nil && was.Data != r.cfg.Data {
 		return fmt.Errorf("the rows of %s are not those which %s was saved with, of %s: drop --data, or %s",
-			r.training.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"), carryOver("rec", r.cfg.Out, r.cfg.Data))
+			r.validation.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"), carryOver("rec", r.cfg.Out, r.cfg.Data))
 	}
 	return fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or %s",
-		r.training.Name(), saved.Checkpoint.Path, carryOver("rec", r.cfg.Out, r.cfg.Data))
+		r.validation.Name(), saved.Checkpoint.Path, carryOver("rec", r.cfg.Out, r.cfg.Data))
 }
 
 // recommender makes the model.
@@ -371,11 +385,11 @@ func (r *recRun) about() About {
 	a := About{
 		Given: r.settings.Summary(),
 		Model: r.recommender.String(),
-		Data: fmt.Sprintf("%s: %d rows to train on, %d to validate; %s by %s", r.training.Name(), r.training.Len(), r.validation.Len(),
+		Data: fmt.Sprintf("%s: %d rows to train on, %d to validate; %s by %s", r.validation.Name(), r.training.Len(), len(r.labels),
 			s.Label, strings.Join(slices.Concat(s.Categories, s.Numbers), ", ")),
 	}
-	if truth, ok := r.validation.Truth(); ok {
-		best := fmt.Sprintf("%.4f", table.AUC(truth, r.labels))
+	if r.truth != nil {
+		best := fmt.Sprintf("%.4f", table.AUC(r.truth, r.labels))
 		a.Goal = fmt.Sprintf("an area under the curve near %s, which the true probabilities of the labels reach", best)
 		a.Beside = "the true probabilities: " + best
 	}
@@ -397,15 +411,15 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 	if err != nil {
 		return nil, err
 	}
-	return loader, nil
+	if r.training.isWhole() {
+		return loader, nil
+	}
+	return &dealtFeed{Loader: loader, rows: r.training, sampler: sampler, pass: r.cfg.size().pass()}, nil
 }
 
-// evaluate scores the validation rows, of which every rank takes a share.
+// evaluate scores the validation rows, of which every rank takes those that it holds.
 func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
-	n := r.validation.Len()
-	each := (n + r.axes.Data.Size() - 1) / r.axes.Data.Size()
-	from := min(n, r.axes.Data.Rank()*each)
-	own, err := r.recommender.score(ctx, model.(nn.ModuleN), turnsOf(model, r.axes), r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast(), onDeviceOf(model))
+	own, err := r.recommender.score(ctx, model.(nn.ModuleN), turnsOf(model, r.axes), r.validation, 0, r.validation.Len(), evalBatch, r.cfg.autocast(), onDeviceOf(model))
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
 		err = nil
@@ -420,15 +434,16 @@ func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	if cut.Item() > 0 {
 		return nil, errCut
 	}
-	share, all := make([]float32, each), tensor.Zeros(each*r.axes.Data.Size())
+	share := make([]float32, len(own))
 	for i, v := range own {
 		share[i] = float32(v) // that is what the model computes in
 	}
-	if err := r.axes.Data.AllGather(ctx, all, tensor.FromFloat32(share, each)); err != nil {
+	all, err := gatherOwn(ctx, r.axes.World, share, r.validation.Counts())
+	if err != nil {
 		return nil, err
 	}
-	logits := make([]float64, n)
-	for i, v := range all.Float32s()[:n] {
+	logits := make([]float64, len(all))
+	for i, v := range all {
 		logits[i] = float64(v)
 	}
 	return recMetrics(logits, r.labels), nil

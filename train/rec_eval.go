@@ -33,7 +33,7 @@ func (at place) evalRec(ctx context.Context, o EvalOptions) (EvalResult, error) 
 	if !own {
 		run.Data = o.Data
 	}
-	rows, err := run.read(ctx, r.Config.Schema)
+	rows, err := run.read(ctx, r.Config.Schema, table.Share{})
 	if err != nil {
 		return EvalResult{}, err
 	}
@@ -76,16 +76,16 @@ func (r *Recommender) String() string {
 	return fmt.Sprintf("DLRM, %d tables of %d rows and width %d, %d numbers", len(s.Categories), s.Buckets, r.Config.Width, len(s.Numbers))
 }
 
-// read reads the rows of a schema, or generates them.
-func (c RecConfig) read(ctx context.Context, s table.Schema) (*table.Table, error) {
+// read reads a share of the rows by a schema, or generates them.
+func (c RecConfig) read(ctx context.Context, s table.Schema, share table.Share) (*table.Table, error) {
 	if c.Data == "" {
-		return c.generated().Table()
+		return c.generated().TableShare(share)
 	}
 	f, err := c.format()
 	if err != nil {
 		return nil, err
 	}
-	return table.Read(ctx, c.Data, f, s)
+	return table.ReadShare(ctx, c.Data, f, s, share)
 }
 
 // generated is the table of a run without data.

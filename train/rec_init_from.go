@@ -67,17 +67,17 @@ func (r *recRun) openSource(ctx context.Context, saved *SavedRun) (err error) {
 
 // scale is that of the numbers: of those that the source knows the one that its weights
 // are made for.
-func (r *recRun) scale() table.Scale {
-	s := table.Measure(r.training)
-	if r.was == nil {
-		return s
+func (r *recRun) scale() (table.Scale, error) {
+	s, err := table.Measure(r.training.own)
+	if err != nil || r.was == nil {
+		return s, err
 	}
-	for i, at := range places(r.training.Schema().Numbers, r.was.Schema.Numbers) {
+	for i, at := range places(r.validation.Schema().Numbers, r.was.Schema.Numbers) {
 		if at >= 0 {
 			s.Mean[i], s.Width[i] = r.was.Scale.Mean[at], r.was.Scale.Width[at]
 		}
 	}
-	return s
+	return s, nil
 }
 
 // carry begins with the weights of the source.
@@ -91,7 +91,7 @@ func (r *recRun) carry() error {
 	same := append(places(now.Schema.Categories, was.Schema.Categories), places(now.Schema.Numbers, was.Schema.Numbers)...)
 	if slices.Max(same) < 0 {
 		return fail(fmt.Errorf("no column of %s is one that the model in %s knows (categories %s, numbers %s): nothing can be carried over",
-			r.training.Name(), r.cfg.InitFrom, few(was.Schema.Categories), few(was.Schema.Numbers)))
+			r.validation.Name(), r.cfg.InitFrom, few(was.Schema.Categories), few(was.Schema.Numbers)))
 	}
 	if now.Schema.Buckets != was.Schema.Buckets {
 		return fail(fmt.Errorf("the model in %s has tables of %d rows, those of this run %d: a value's row would be another", r.cfg.InitFrom, was.Schema.Buckets, now.Schema.Buckets))

@@ -78,7 +78,7 @@ func TestRecNearsTheTruth(t *testing.T) {
 	} {
 		cfg := smallRec(t)
 		cfg.Model, cfg.Rows, cfg.Epochs, cfg.Batch, cfg.EvalEvery = c.model, c.rows, 3, 1024, 0
-		_, validation, err := cfg.open(t.Context())
+		_, validation, err := cfg.open(t.Context(), table.Share{})
 		if err != nil {
 			t.Fatal(err)
 		}

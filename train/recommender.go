@@ -154,7 +154,7 @@ func (r *Recommender) score(ctx context.Context, model nn.ModuleN, together turn
 		}
 		own := len(logits) + len(rows)
 		if len(rows) == 0 { // for the others
-			rows = append(rows, p.At(0))
+			rows = append(rows, r.blank())
 		}
 		b, err := r.Config.Scale.Collate(rows)
 		if err != nil {
@@ -165,6 +165,12 @@ func (r *Recommender) score(ctx context.Context, model nn.ModuleN, together turn
 		}
 		logits = logits[:own]
 	}
+}
+
+// blank is a row of missing values.
+func (r *Recommender) blank() table.Row {
+	s := r.Config.Schema
+	return table.Row{Numbers: make([]float32, len(s.Numbers)), Categories: make([]int32, len(s.Categories))}
 }
 
 func (r *Recommender) scoreBatch(ctx context.Context, model nn.ModuleN, logits []float64, b table.Batch, opts []nn.CtxOption) (_ []float64, err error) {

@@ -77,7 +77,10 @@ type impression struct {
 }
 
 // all yields the rows in order.
-func (g Generated) all(yield func(impression) error) error {
+func (g Generated) all(yield func(impression) error) error { return g.between(0, g.Rows, yield) }
+
+// between yields the rows from..to-1.
+func (g Generated) between(from, to int, yield func(impression) error) error {
 	p := random.Philox{Key: uint64(g.Seed)}
 	tastes := func(stream uint64, n int) []float32 {
 		v := make([]float32, n*(tasteWidth+1)) // a vector and how often it clicks at all
@@ -85,7 +88,7 @@ func (g Generated) all(yield func(impression) error) error {
 		return v
 	}
 	users, items := tastes(ofUsers, g.Users), tastes(ofItems, g.Items)
-	for i := range g.Rows {
+	for i := from; i < to; i++ {
 		var u [8]float32
 		p.Uniform(u[:], ofRows, uint64(i)*uint64(len(u)), 0, 1)
 		// Squares make those with small numbers common.
@@ -129,6 +132,12 @@ func (g Generated) Table() (*Table, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
+	t := g.table(0, g.Rows)
+	return t, t.chain()
+}
+
+// table makes the rows from..to-1.
+func (g Generated) table(from, to int) *Table {
 	t := &Table{Schema: g.Schema(), Name: fmt.Sprintf("generated clicks of %d users on %d items", g.Users, g.Items)}
 	var digits []byte
 	number := func(n int) int32 {
@@ -139,7 +148,7 @@ func (g Generated) Table() (*Table, error) {
 	for i, name := range devices {
 		names[i] = t.Schema.Bucket([]byte(name))
 	}
-	err := g.all(func(m impression) error {
+	_ = g.between(from, to, func(m impression) error {
 		row := Row{
 			Numbers:    []float32{m.age, m.price},
 			Categories: []int32{number(m.user), number(m.item), number(m.hour), names[m.device]},
@@ -151,7 +160,7 @@ func (g Generated) Table() (*Table, error) {
 		t.truth = append(t.truth, float32(m.logit))
 		return nil
 	})
-	return t, err
+	return t
 }
 
 // WriteCSV writes the table as a file that [Read] with Schema reads into an

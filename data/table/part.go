@@ -10,8 +10,25 @@ import (
 	"github.com/cohort-ml/cohort/data"
 )
 
-// Len is the number of rows of the part.
+// Len is the number of rows of the part, those of the share if its table is one.
 func (p *Part) Len() int { return len(p.rows) }
+
+// Counts are the numbers of rows that the part has in each share of the table, in
+// their order. A whole table is one share.
+func (p *Part) Counts() []int {
+	if p.counts == nil {
+		return []int{len(p.rows)}
+	}
+	return p.counts
+}
+
+// all is the number of rows of the part in all shares.
+func (p *Part) all() (n int) {
+	for _, count := range p.Counts() {
+		n += count
+	}
+	return n
+}
 
 // Name says where the rows come from.
 func (p *Part) Name() string { return p.table.Name }
@@ -61,28 +78,40 @@ type Scale struct {
 	Width []float64 `json:"width"` // deviation; 1 for a column that does not vary
 }
 
-// Measure returns the scale of a part's numbers, missing ones left out.
-func Measure(p *Part) Scale {
+// moments are sums of the numbers of rows.
+type moments struct{ Counts, Mean, Squares []float64 }
+
+// Measure returns the scale of a part's numbers, missing ones left out. If the table is
+// a [Share], every reader calls it, and the scale is that of all rows.
+func Measure(p *Part) (Scale, error) {
 	n := len(p.table.Schema.Numbers)
-	s := Scale{Mean: make([]float64, n), Width: make([]float64, n)}
-	counts, squares := make([]float64, n), make([]float64, n)
+	m, err := inTurn(p.table.share, moments{make([]float64, n), make([]float64, n), make([]float64, n)}, p.measure)
+	if err != nil {
+		return Scale{}, err
+	}
+	s := Scale{Mean: m.Mean, Width: make([]float64, n)}
+	for j := range s.Width {
+		if s.Width[j] = math.Sqrt(m.Squares[j] / max(m.Counts[j], 1)); s.Width[j] == 0 {
+			s.Width[j] = 1
+		}
+	}
+	return s, nil
+}
+
+// measure adds the part's rows to moments.
+func (p *Part) measure(m moments) moments {
 	for i := range p.rows {
 		for j, v := range p.At(i).Numbers {
 			if v := float64(v); v == v {
 				// Welford's update stays exact where the mean is far from zero.
-				counts[j]++
-				d := v - s.Mean[j]
-				s.Mean[j] += d / counts[j]
-				squares[j] += d * (v - s.Mean[j])
+				m.Counts[j]++
+				d := v - m.Mean[j]
+				m.Mean[j] += d / m.Counts[j]
+				m.Squares[j] += d * (v - m.Mean[j])
 			}
 		}
 	}
-	for j := range s.Width {
-		if s.Width[j] = math.Sqrt(squares[j] / max(counts[j], 1)); s.Width[j] == 0 {
-			s.Width[j] = 1
-		}
-	}
-	return s
+	return m
 }
 
 // Unscaled is the scale that leaves a schema's numbers as they are.

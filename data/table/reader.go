@@ -239,16 +239,21 @@ func Open(path string, f Format, s Schema) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{
-		files: source, schema: s,
-		row:    Row{Label: nan, Numbers: make([]float32, len(s.Numbers)), Categories: make([]int32, len(s.Categories))},
-		rounds: make([]int, len(s.Numbers)), first: make([]string, len(s.Numbers)),
-	}
+	r := newReader(source, s)
 	if err := r.advance(); err != nil {
 		source.Close()
 		return nil, err
 	}
 	return r, nil
+}
+
+// newReader returns a reader that has begun no file.
+func newReader(source *files, s Schema) *Reader {
+	return &Reader{
+		files: source, schema: s,
+		row:    Row{Label: nan, Numbers: make([]float32, len(s.Numbers)), Categories: make([]int32, len(s.Categories))},
+		rounds: make([]int, len(s.Numbers)), first: make([]string, len(s.Numbers)),
+	}
 }
 
 // advance begins the next file and finds the schema's columns in it.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 )
 
 // What a file may ask for. A quote that is never closed would otherwise have
@@ -27,6 +28,8 @@ type scanner struct {
 	comma byte
 
 	numLines int     // read so far
+	offset   int64   // of the next line in the file
+	until    int64   // records that begin here or later are not read
 	whole    []byte  // a line that does not fit r's buffer
 	text     []byte  // the fields behind each other
 	fields   []place // of the record
@@ -36,11 +39,22 @@ type scanner struct {
 type place struct{ end, line, column int }
 
 func newScanner(r io.Reader, path string, comma byte) *scanner {
-	s := &scanner{r: bufio.NewReaderSize(r, 64<<10), path: path, comma: comma}
+	s := &scanner{r: bufio.NewReaderSize(r, 64<<10), path: path, comma: comma, until: math.MaxInt64}
 	if mark, err := s.r.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
 		s.r.Discard(3) // a byte order mark is no part of the first name
+		s.offset = 3
 	}
 	return s
+}
+
+// moveTo goes on at an offset of the file, before which there are numLines lines.
+func (s *scanner) moveTo(f io.ReadSeeker, offset int64, numLines int) error {
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return fmt.Errorf("table: %s: %w", s.path, err)
+	}
+	s.r.Reset(f)
+	s.offset, s.numLines = offset, numLines
+	return nil
 }
 
 func (s *scanner) fail(line, column int, format string, args ...any) error {
@@ -81,6 +95,7 @@ func (s *scanner) line() ([]byte, error) {
 		return nil, err
 	}
 	s.numLines++
+	s.offset += int64(len(line))
 	if err == io.EOF {
 		return bytes.TrimSuffix(line, []byte("\r")), nil
 	}
@@ -94,8 +109,14 @@ func (s *scanner) line() ([]byte, error) {
 // next reads a record. The error at the end of the file is io.EOF, that of bad
 // text a *RowError.
 func (s *scanner) next() error {
+	if s.offset >= s.until {
+		return io.EOF
+	}
 	line, err := s.line()
 	for err == nil && len(bytes.TrimSuffix(line, []byte("\n"))) == 0 {
+		if s.offset >= s.until {
+			return io.EOF
+		}
 		line, err = s.line()
 	}
 	if err != nil {

@@ -10,6 +10,9 @@
 // value, so that text larger than memory mostly fits. [Generate] makes a table
 // of a known truth, for which the best possible figures are known too.
 //
+// [ReadShare] reads a part of the rows for each of several readers, such as the ranks
+// of a job, so that the text is read once in all and each reader keeps a part.
+//
 // A Table is parted into two sets that do not overlap by [Table.Split]; a
 // [Part] is a data.Dataset of [Row]s. [Scale] brings numbers to mean 0 and
 // deviation 1 by the training part's figures, and its Collate makes batches.
@@ -29,6 +32,7 @@ package table
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"hash/crc64"
 	"io"
@@ -51,15 +55,23 @@ type Table struct {
 	numbers    []float32 // [rows, numbers]
 	categories []int32   // [rows, categories]
 	truth      []float32 // of generated tables: the logit that each label was drawn by
-	digest     uint64    // of all values
+	digest     uint64    // of all values, also those of other shares
+	bytes      []byte    // memory for a row of the digest
 	notes      []string
+
+	share Share // of the rows that are here
+	first int   // the number of the first of them among all rows
+	total int   // of all rows; 0 if all are here
 }
 
 // Notes are those of the [Reader] that has read the table.
 func (t *Table) Notes() []string { return t.notes }
 
-// Len is the number of rows.
+// Len is the number of rows, those of the share if the table is one.
 func (t *Table) Len() int { return len(t.labels) }
+
+// all is the number of rows of all shares.
+func (t *Table) all() int { return max(t.total, len(t.labels)) }
 
 // Row returns row i, whose slices belong to the table.
 func (t *Table) Row(i int) Row {
@@ -78,26 +90,36 @@ func Read(ctx context.Context, path string, f Format, s Schema) (*Table, error) 
 	}
 	defer r.Close()
 	t := &Table{Schema: s, Name: path}
-	for {
-		row, err := r.shared()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		t.append(row)
-		if n := t.Len(); n%(1<<14) == 0 && ctx.Err() != nil {
-			return nil, fmt.Errorf("table: reading %s: stopped after %d rows: %w", path, n, context.Cause(ctx))
-		} else if n > maxRows {
-			return nil, fmt.Errorf("table: %s has more than %d rows: take a part of it", path, maxRows)
-		}
+	if err := t.take(ctx, r); err != nil {
+		return nil, err
 	}
 	if t.Len() == 0 {
 		return nil, fmt.Errorf("table: %s has no rows", path)
 	}
+	for i := range t.Len() {
+		t.mix(t.Row(i))
+	}
 	t.notes = r.Notes()
 	return t, nil
+}
+
+// take takes the rows of a reader up to its end, until ctx ends.
+func (t *Table) take(ctx context.Context, r *Reader) error {
+	for {
+		row, err := r.shared()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		t.append(row)
+		if n := t.Len(); n%(1<<14) == 0 && ctx.Err() != nil {
+			return fmt.Errorf("table: reading %s: stopped after %d rows: %w", t.Name, n, context.Cause(ctx))
+		} else if n > maxRows {
+			return fmt.Errorf("table: %s has more than %d rows: take a part of it", t.Name, maxRows)
+		}
+	}
 }
 
 var digests = crc64.MakeTable(crc64.ECMA)
@@ -107,25 +129,26 @@ func (t *Table) append(row Row) {
 	t.labels = append(t.labels, row.Label)
 	t.numbers = append(t.numbers, row.Numbers...)
 	t.categories = append(t.categories, row.Categories...)
-	var b [4]byte
-	mix := func(v uint32) {
-		b = [4]byte{byte(v), byte(v >> 8), byte(v >> 16), byte(v >> 24)}
-		t.digest = crc64.Update(t.digest, digests, b[:])
+}
+
+// append appends the bytes of a row's values.
+func (r Row) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, math.Float32bits(r.Label))
+	for _, v := range r.Numbers {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
 	}
-	mix(math.Float32bits(row.Label))
-	for _, v := range row.Numbers {
-		mix(math.Float32bits(v))
+	for _, v := range r.Categories {
+		b = binary.LittleEndian.AppendUint32(b, uint32(v))
 	}
-	for _, v := range row.Categories {
-		mix(uint32(v))
-	}
+	return b
 }
 
 // Part is some of the rows of a table, as a data.Dataset.
 type Part struct {
-	table *Table
-	name  string
-	rows  []int32
+	table  *Table
+	name   string
+	rows   []int32
+	counts []int // rows of the part in each share; nil if all are here
 }
 
 // All is the whole table as one part.
@@ -140,7 +163,8 @@ func (t *Table) All() *Part {
 // Split parts the table: about share of the rows, in 0..1, are for validation,
 // the others for training. A row's part depends on its position alone, so rows
 // that are added at the end of a file do not move those before them. A part
-// that would be empty is an error.
+// that would be empty is an error. Of a table that is a [Share], the parts have its
+// rows alone, and every reader calls Split.
 func (t *Table) Split(share float64) (training, validation *Part, err error) {
 	if !(share > 0 && share < 1) {
 		return nil, nil, fmt.Errorf("table: a share of %v of %s for validation: want one between 0 and 1", share, t.Name)
@@ -148,14 +172,23 @@ func (t *Table) Split(share float64) (training, validation *Part, err error) {
 	training, validation = &Part{table: t, name: "training"}, &Part{table: t, name: "validation"}
 	for i := range t.Len() {
 		p := training
-		if float64(scramble(uint64(i))>>11) < share*(1<<53) {
+		if float64(scramble(uint64(t.first+i))>>11) < share*(1<<53) {
 			p = validation
 		}
 		p.rows = append(p.rows, int32(i))
 	}
+	if !t.share.isAll() {
+		counts, err := tell(t.share, [2]int{training.Len(), validation.Len()})
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, n := range counts {
+			training.counts, validation.counts = append(training.counts, n[0]), append(validation.counts, n[1])
+		}
+	}
 	for _, p := range []*Part{training, validation} {
-		if p.Len() == 0 {
-			return nil, nil, fmt.Errorf("table: of the %d rows of %s none is left for %s at a share of %v for validation: use more rows or another share", t.Len(), t.Name, p.name, share)
+		if p.all() == 0 {
+			return nil, nil, fmt.Errorf("table: of the %d rows of %s none is left for %s at a share of %v for validation: use more rows or another share", t.all(), t.Name, p.name, share)
 		}
 	}
 	return training, validation, nil
@@ -172,5 +205,5 @@ func scramble(x uint64) uint64 {
 
 // Fingerprint describes the rows: a state of a loader belongs to equal ones.
 func (p *Part) Fingerprint() string {
-	return fmt.Sprintf("table rows=%d %s=%d crc=%016x", p.table.Len(), p.name, p.Len(), p.table.digest)
+	return fmt.Sprintf("table rows=%d %s=%d crc=%016x", p.table.all(), p.name, p.all(), p.table.digest)
 }

@@ -392,7 +392,10 @@ func TestScale(t *testing.T) {
 		table.append(Row{float32(i % 2), []float32{a, 7, nan}, []int32{int32(i)}})
 	}
 	p := &Part{table: table, name: "training", rows: []int32{0, 1, 2, 3}}
-	s := Measure(p)
+	s, err := Measure(p)
+	if err != nil {
+		t.Fatal(err)
+	}
 	root := math.Sqrt(8.0 / 3)
 	if diff := differ(Scale{Mean: []float64{1e6 + 3, 7, 0}, Width: []float64{root, 1, 1}}, s); diff != "" {
 		t.Error(diff)
