@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 const (
@@ -15,7 +16,47 @@ const (
 	MaxStack = 3 << 10
 	// maxStacks is up to what size those of all goroutines are looked through.
 	maxStacks = 4 << 20
+	// firstStacks is the size for which the first look has room.
+	firstStacks = 64 << 10
 )
+
+// glance takes the stacks of all goroutines, which makes them all stand still. The ranks of
+// one process ask at the same time when their group fails, and share a glance.
+type glance struct {
+	mu   sync.Mutex
+	next *glimpse // that has not begun; nil if nobody waits for one
+
+	looking sync.Mutex // held by who looks
+	room    int        // of the last look
+}
+
+// glimpse is a result of a glance.
+type glimpse struct {
+	once   sync.Once
+	stacks []string
+}
+
+// take returns stacks that were looked at after the call began.
+func (g *glance) take() []string {
+	g.mu.Lock()
+	if g.next == nil {
+		g.next = &glimpse{}
+	}
+	mine := g.next
+	g.mu.Unlock()
+	mine.once.Do(func() {
+		g.looking.Lock()
+		defer g.looking.Unlock()
+		g.mu.Lock()
+		g.next = nil // who comes from now on waits for the look after this one
+		g.mu.Unlock()
+		mine.stacks, g.room = stacks(max(g.room, firstStacks))
+	})
+	return mine.stacks
+}
+
+// everybody is the glance of all recorders of the process.
+var everybody glance
 
 // Where returns where the program of this rank is now, whatever it has called last: the
 // line, as of a call site, and the stack of the goroutine that makes its calls, or of the
@@ -32,7 +73,7 @@ func (r *Recorder) where() (site, stack string) {
 	r.mu.Lock()
 	numbers := append(append([]int{}, r.callers...), 1)
 	r.mu.Unlock()
-	all := stacks()
+	all := everybody.take()
 	for _, number := range numbers {
 		head := "goroutine " + strconv.Itoa(number) + " "
 		for _, text := range all {
@@ -44,15 +85,15 @@ func (r *Recorder) where() (site, stack string) {
 	return "", ""
 }
 
-// stacks returns the stacks of all goroutines.
-func stacks() []string {
-	b := make([]byte, 64<<10)
-	for {
+// stacks returns the stacks of all goroutines, and the room that they needed. It looks first
+// with room for a number of bytes.
+func stacks(room int) (texts []string, needed int) {
+	for ; ; room *= 4 {
+		b := make([]byte, min(room, maxStacks))
 		n := runtime.Stack(b, true)
 		if n < len(b) || len(b) >= maxStacks {
-			return strings.Split(string(b[:n]), "\n\n")
+			return strings.Split(string(b[:n]), "\n\n"), len(b)
 		}
-		b = make([]byte, 4*len(b))
 	}
 }
 
