@@ -54,10 +54,16 @@ func TestStoreCommand(t *testing.T) {
 				if err := c.Set(ctx, "k", []byte("v")); err != nil {
 					t.Error(err)
 				}
-				if _, err := c.Add(ctx, "k", 1); err == nil {
+				added := make(chan error, 1)
+				go func() { // beside the read: the store tells of it before it ends the connection
+					_, err := c.Add(ctx, "k", 1)
+					added <- err
+				}()
+				line, err := said.ReadString('\n')
+				if <-added == nil {
 					t.Error("added to text")
 				}
-				if line, err := said.ReadString('\n'); err != nil || !strings.Contains(line, "put out 127.0.0.1:") {
+				if err != nil || !strings.Contains(line, "put out 127.0.0.1:") {
 					t.Errorf("%q, %v, want who was put out", line, err)
 				}
 			} else {
