@@ -28,7 +28,7 @@ const (
 	OS Mode = "os"
 	// Disk: when the disk has the entry.
 	Disk Mode = "disk"
-	// None: at once. There is no log: the entries end with the process.
+	// None: at once. There is no log: what came after the last snapshot ends with the process.
 	None Mode = "none"
 )
 
@@ -40,6 +40,8 @@ type Options struct {
 	Job     string
 	// SegmentBytes is the size at which the log goes on in a new file. Zero: 64 MiB.
 	SegmentBytes int64
+	// Keep is the number of full snapshots that stay. Zero: 2.
+	Keep int
 	// Around is called about every operation that changes the file system: tests slow or fail
 	// operations. If it returns an error without calling do, the operation fails.
 	Around func(op Op, do func() error) error
@@ -60,6 +62,7 @@ const (
 	identityFile = "journal.json"
 	lockFile     = "lock"
 	logDir       = "log"
+	snapshotDir  = "snapshots"
 )
 
 // Journal is the durable memory of one server.
@@ -81,6 +84,11 @@ type Journal struct {
 	cut    uint64
 	fresh  bool
 	stats  Stats
+
+	snapshots sync.Mutex // one snapshot at a time
+	base      *Manifest  // the snapshot that the next one is a difference to
+	depth     int        // of its chain
+	recovered Recovered
 }
 
 // Stats are counts since the journal was opened.
@@ -105,8 +113,11 @@ func Open(dir string, o Options) (*Journal, error) {
 	if o.SegmentBytes == 0 {
 		o.SegmentBytes = 64 << 20
 	}
+	if o.Keep == 0 {
+		o.Keep = 2
+	}
 	j := &Journal{dir: dir, o: o, disk: disk{around: o.Around, sync: true}}
-	for _, d := range []string{dir, filepath.Join(dir, logDir)} {
+	for _, d := range []string{dir, filepath.Join(dir, logDir), filepath.Join(dir, snapshotDir)} {
 		if err := os.MkdirAll(d, 0o777); err != nil {
 			return nil, failure(d, "cannot make the directory", err)
 		}
@@ -116,7 +127,13 @@ func Open(dir string, o Options) (*Journal, error) {
 	}
 	err := j.identify()
 	if err == nil {
+		err = j.clearStages()
+	}
+	if err == nil {
 		err = j.openLog()
+	}
+	if err == nil {
+		err = j.raise()
 	}
 	if err != nil {
 		j.Close()
@@ -163,7 +180,7 @@ func (j *Journal) identify() error {
 		return &Error{Kind: Foreign, Path: path, What: fmt.Sprintf("the journal has version %d, and this program knows version %d: use the program that wrote it", is.Version, segmentVersion)}
 	}
 	if is.Job != j.o.Job || is.Server != j.o.Server || is.Servers != j.o.Servers {
-		return &Error{Kind: Foreign, Path: j.dir, What: fmt.Sprintf("the directory belongs to server %d of %d of job %q, and this is server %d of %d of job %q: give the right directory",
+		return &Error{Kind: Foreign, Path: j.dir, What: fmt.Sprintf("the directory belongs to server %d of %d of job %q, and this is server %d of %d of job %q: give the right directory, or load its snapshots into the new servers",
 			is.Server, is.Servers, is.Job, j.o.Server, j.o.Servers, j.o.Job)}
 	}
 	return nil
@@ -175,8 +192,12 @@ func (j *Journal) found(path string) error {
 	if err != nil {
 		return err
 	}
-	if len(segments) > 0 {
-		return damaged(path, 0, "the file is missing, but the directory has %d segments of a log: restore the file, or begin in an empty directory", len(segments))
+	names, err := listSnapshots(j.dir)
+	if err != nil {
+		return err
+	}
+	if len(segments)+len(names) > 0 {
+		return damaged(path, 0, "the file is missing, but the directory has %d segments and %d snapshots: restore the file, or begin in an empty directory", len(segments), len(names))
 	}
 	var b [8]byte
 	rand.Read(b[:])
@@ -242,6 +263,19 @@ func (j *Journal) openLog() error {
 		j.seg, j.file, j.end, j.last, j.tail = s, f, r.end, r.last, r.last
 		return nil
 	}
+}
+
+// raise takes the last LSN from the newest snapshot if its rows are newer than the log. They are if
+// there was no log.
+func (j *Journal) raise() error {
+	names, err := listSnapshots(j.dir)
+	for i := len(names) - 1; i >= 0; i-- {
+		if m, err := readManifest(j.dir, names[i]); err == nil {
+			j.last = max(j.last, m.End)
+			break
+		}
+	}
+	return err
 }
 
 // Dir returns the directory.
