@@ -30,6 +30,9 @@ import (
 // cuts it: with few samples some devices get none. Inputs of no dims go to all replicas. Results
 // of no dims become the elements of a vector.
 //
+// A backward pass through a call is not recorded (tensor.CreateGraph), and there is only one
+// (tensor.RetainGraph): both are errors.
+//
 // Buffers of the first replica are those of the model. The others have copies, and what they
 // write there is dropped. Random numbers of a replica come from a generator of its own, which the
 // generator of the pass seeds.
@@ -84,6 +87,8 @@ func checkReplicable(model any, devices []tensor.Device) error {
 	}
 	for _, m := range nn.Modules(model) {
 		switch m := m.(type) {
+		case Strategy:
+			return fmt.Errorf("the model has a %T, a strategy of its own, which cannot run in replicas: wrap the model itself, and give the DataParallel to NewDDP if there are ranks too", m)
 		case *nn.MoE:
 			if m.ChoiceBias != nil {
 				return errors.New("a mixture of experts counts in the model how often each is chosen (BiasStep), which replicas cannot do at the same time: use a DDP")
@@ -273,7 +278,15 @@ func (d *DataParallel) record(c *nn.Ctx, x []*tensor.Tensor, params []*nn.Parame
 	for _, r := range replicas {
 		r.grads = make([]*tensor.Tensor, len(r.out))
 	}
+	gone := false
 	token := tensor.Record("replicas", tensor.New(d.devices[0], tensor.Float32, 1), leaves, leaves[:numInputs], func(ctx context.Context, _ *tensor.Tensor) ([]*tensor.Tensor, error) {
+		switch {
+		case c.Tape().Recording(): // CreateGraph
+			return nil, errors.New("data parallel: the backward pass has the option CreateGraph, and the backward passes of replicas are not recorded: use the model itself, or a DDP, for gradients of gradients")
+		case gone:
+			return nil, errors.New("data parallel: a second backward pass goes through the same call, and the replicas are gone after the first one, also with RetainGraph: add up the losses, or call the model again")
+		}
+		gone = true
 		return d.backward(ctx, x, params, replicas)
 	})
 	var out []*tensor.Tensor

@@ -229,6 +229,39 @@ func TestDataParallelBuffers(t *testing.T) {
 	}
 }
 
+// TestDataParallelOnce: what replicas cannot do in a backward pass is an error that says so, and not a
+// gradient that lacks something.
+func TestDataParallelOnce(t *testing.T) {
+	t.Parallel()
+	for want, body := range map[string]func(y *tensor.Tensor) error{
+		"the backward passes of replicas are not recorded": func(y *tensor.Tensor) error { return y.Sum().Backward(t.Context(), tensor.CreateGraph()) },
+		"the replicas are gone after the first one": func(y *tensor.Tensor) error {
+			if err := y.Sum().Backward(t.Context(), tensor.RetainGraph()); err != nil {
+				return fmt.Errorf("the first pass: %w", err)
+			}
+			return y.Square().Sum().Backward(t.Context())
+		},
+	} {
+		m := newBranched(1)
+		d, err := NewDataParallel(m.In, threadGroups(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		func() {
+			c := nn.Training(t.Context())
+			defer c.Close()
+			var failed error
+			defer func() {
+				if failed == nil || !strings.Contains(failed.Error(), want) {
+					t.Errorf("%v, want %q", failed, want)
+				}
+			}()
+			defer c.Recover(&failed)
+			failed = body(c.Call(d, tensor.Full(1, 4, 6)))
+		}()
+	}
+}
+
 // refusing fails on the samples whose first element is negative.
 type refusing struct{ W *nn.Parameter }
 
@@ -258,6 +291,7 @@ func TestDataParallelRefuses(t *testing.T) {
 		"device 1 is meta, which computes":                       {linear, []tensor.Device{cpu, tensor.Meta}},
 		"weight is on device cpu, and the first device is cpu:1": {linear, []tensor.Device{groups[1], cpu}},
 		"weight is sparse":                                       {nn.NewEmbedding(b, 3, 2, nn.EmbeddingOptions{Sparse: true}), groups},
+		"the model has a *parallel.Single":                       {&Single{Model: linear}, groups},
 		"which replicas cannot do at the same time":              {nn.NewMoE(b, 4, 4, 2, 1, nn.MoEOptions{BiasStep: 0.1}), groups},
 	} {
 		if _, err := NewDataParallel(c.model, c.devices); err == nil || !strings.HasPrefix(err.Error(), "data parallel: ") || !strings.Contains(err.Error(), want) {
