@@ -103,11 +103,11 @@ func (c *Client) want(q Request, args []pullArgs) (w wanted, err error) {
 		w.bags = len(q.Offsets)
 		w.split = c.routing.split(q.Keys, w.schema.Rows)
 	} else {
-		keys, at := unique(q.Keys)
-		w.once, w.at = len(keys), at
-		if len(keys) == len(q.Keys) && increasing(at) {
-			w.at = nil
+		keys := q.Keys
+		if !increasing(keys) {
+			keys, w.at = unique(keys)
 		}
+		w.once = len(keys)
 		w.split = c.routing.split(keys, w.schema.Rows)
 	}
 	w.partsAt = make([]int, len(args))
@@ -125,10 +125,10 @@ func (c *Client) want(q Request, args []pullArgs) (w wanted, err error) {
 	return w, nil
 }
 
-// increasing reports whether the positions are 0, 1, 2 and so on.
-func increasing(at []int64) bool {
-	for i, a := range at {
-		if a != int64(i) {
+// increasing reports whether each key is above the one before.
+func increasing(keys []int64) bool {
+	for i := 1; i < len(keys); i++ {
+		if keys[i-1] >= keys[i] {
 			return false
 		}
 	}
