@@ -62,13 +62,20 @@ func holdPortOf(host string, first, last int) (*HeldPort, error) {
 	return nil, err
 }
 
-// CanListen returns the error that a process gets that listens at host and port.
+// CanListen returns the error that a process gets that listens at host and port. When it
+// returns, no copy of its socket listens there.
 func CanListen(host string, port int) error {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	addr, err := net.ResolveTCPAddr("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {
 		return err
 	}
-	return l.Close()
+	return withoutForks(func() error {
+		l, err := net.ListenTCP("tcp", addr)
+		if err != nil {
+			return err
+		}
+		return l.Close()
+	})
 }
 
 // Port returns the number of the port.

@@ -4,6 +4,7 @@ package transport
 
 import (
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,4 +42,12 @@ func bindAny(to unix.Sockaddr, family int) (fd int, err error) {
 		_ = unix.Close(fd)
 	}
 	return fd, err
+}
+
+// withoutForks calls f while this process starts no others. A process that is being started
+// has copies of all sockets until its program runs: what f closes would stay open in it.
+func withoutForks(f func() error) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return f()
 }

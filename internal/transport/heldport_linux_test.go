@@ -3,8 +3,10 @@
 package transport
 
 import (
+	"context"
 	"errors"
 	"net"
+	"os/exec"
 	"strconv"
 	"sync"
 	"syscall"
@@ -70,5 +72,34 @@ func TestHeldPortIsListenedAt(t *testing.T) {
 			t.Error(err)
 		}
 		refused("after a listener at " + at)
+	}
+}
+
+// TestHeldPortBesideForks: a port that is held can be listened at, though this process starts
+// others all the time, which have copies of its sockets for a moment.
+func TestHeldPortBesideForks(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	var starting sync.WaitGroup
+	defer starting.Wait()
+	defer stop()
+	for range 2 {
+		starting.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.Command("/bin/true").Run()
+			}
+		})
+	}
+	for range 300 {
+		p, err := HoldPort("127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", p.Addr())
+		if err != nil {
+			p.Close()
+			t.Fatal(err)
+		}
+		l.Close()
+		p.Close()
 	}
 }
