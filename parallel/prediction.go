@@ -18,7 +18,7 @@ import (
 // first step.
 type Prediction struct {
 	// StateBytes is the parameters, gradients and optimizer state that the rank holds between
-	// steps. A gradient by rows (nn.Parameter.Sparse) has a size that depends on the batch, and
+	// steps, the outer optimizer of a DiLoCo included. A gradient by rows (nn.Parameter.Sparse) has a size that depends on the batch, and
 	// counts as none.
 	StateBytes int64
 	// PeakBytes is the most that the tensors of the rank hold at once in a step: the state,
@@ -27,6 +27,9 @@ type Prediction struct {
 	// collector may come no earlier, and what messages hold under way is left out: some percent.
 	PeakBytes int64
 	NoPeak    error
+	// IslandBytes is what the rank gives to other islands (DiLoCo) in the steps in which each parameter
+	// is exchanged once.
+	IslandBytes int64
 	// SentBytes is the data that the rank gives to other ranks in a step whose gradients are
 	// reduced, to the byte (dist.Traffic). NoSent says why it is not known.
 	SentBytes int64
@@ -59,6 +62,8 @@ type forecast struct {
 	calls        []plannedCall // of a step whose gradients are reduced
 	noSent       error         // why calls are not all that is sent
 	extra        int64         // bytes that are held all the time besides the state and the buffers
+	outer        int64         // bytes of state besides that of the optimizer
+	islands      int64         // what is given to other islands
 
 	// Of a strategy whose passes tell what they need: binds reports whether it gives the model
 	// a parameter itself, begin is told the tape of each of the dry runs, of which there are
@@ -109,8 +114,7 @@ func Predict(ctx context.Context, s Strategy, o PredictOptions) Prediction {
 	if z, ok := o.Optimizer.(*ZeroRedundancyOptimizer); ok {
 		f.calls = append(f.calls, z.planned()...)
 	}
-	var p Prediction
-	p.StateBytes = f.stateBytes(o.Optimizer)
+	p := Prediction{StateBytes: f.stateBytes(o.Optimizer) + f.outer, IslandBytes: f.islands}
 	held, err := f.dryRuns(ctx, o)
 	if p.NoPeak = err; err == nil {
 		p.PeakBytes = p.StateBytes + f.extra + bufferBytes(f.model) + o.BatchBytes + held
@@ -317,6 +321,25 @@ func (d *DataParallel) forecast() forecast {
 			if !p.Frozen {
 				f.extra += n * size
 			}
+		}
+	}
+	return f
+}
+
+// forecast is that of the island, with the state of the outer optimizer. The values that are exchanged
+// are no tensors.
+func (d *DiLoCo) forecast() forecast {
+	of, ok := d.inner.(forecaster)
+	if !ok {
+		err := fmt.Errorf("predict: a %T does not say beforehand what its steps take", d.inner)
+		return forecast{model: d.Model, shape: whole, whole: whole, noPeak: err, noSent: err}
+	}
+	f := of.forecast()
+	f.outer = sizeOf(d.counts.Shape(), d.counts.DType())
+	for _, p := range d.params {
+		f.outer += 3 * sizeOf(p.outer.Shape(), p.outer.DType())
+		if d.sharded || d.speaks() {
+			f.islands += int64(d.code.size(p.outer.NumElems()))
 		}
 	}
 	return f

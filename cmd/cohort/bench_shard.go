@@ -23,7 +23,10 @@ with a batch of its own, but ranks that differ only on an axis pp, cp or tp shar
 
   single  every rank trains a model of its own: what the machine allows without
           communication
+  dp      one process with a group of threads for each rank; other ranks wait
   ddp     a replica on every rank
+  zero1   a replica on every rank, and the optimizer state of some parameters
+  diloco  every rank is an island, and they exchange every H steps: diloco:10
   fsdp    a shard of each parameter, its gradient and its state on every rank
   hsdp    two ranks share a replica among themselves
   tp      the ranks share each module
@@ -46,7 +49,8 @@ The times are those of rank 0, the bytes those of the rank that has most. With -
   sent_bytes    data that a rank gave to others in a step: what it sent, and in
                 shared memory what others read of its data and what it wrote
                 into theirs
-  exposed_us    how long a rank stood still for communication in a step
+  exposed_us    how long a rank stood still for communication in a step (the
+                median; of diloco, which stands still in few steps, the mean)
   predicted_us  what a step would take if ranks that share samples divided the
                 work evenly and messages took no time, by times of one rank
   bubble        of a pipeline: the part of the ranks' time for which they stood

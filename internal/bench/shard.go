@@ -36,13 +36,14 @@ func ShardModels() []string { return []string{"gpt", "mlp", "llama", "moe"} }
 // ShardStrategies are the ways in which Shard spreads a model over the ranks. Under
 // single, every rank trains a model of its own, at the same time as the others: what the
 // machine allows without communication. Under dp the process of rank 0 trains on the samples of all
-// ranks, with as many groups of threads as there are ranks, and the other ranks wait.
+// ranks, with as many groups of threads as there are ranks, and the other ranks wait. Under
+// diloco:H every rank is an island, and the islands exchange what they have learned every H steps.
 //
 // Beside these names a strategy can be a mesh: axes with their sizes, outermost first, such as
 // fsdp2.tp2. An axis without a size has the ranks that the others leave, so tp alone is a mesh of
 // all ranks. The axis pp takes a schedule: pp:zbv.
 func ShardStrategies() []string {
-	return append(namedStrategies(), "tp", "pp", "ep", "cp", "MESH")
+	return append(namedStrategies(), "diloco:H", "tp", "pp", "ep", "cp", "MESH")
 }
 
 // namedStrategies are those that are no mesh.
@@ -53,7 +54,11 @@ func (o ShardOptions) Validate() error {
 	if err := oneOf("model", o.Model, ShardModels()); err != nil {
 		return err
 	}
-	if !slices.Contains(namedStrategies(), o.Strategy) {
+	every, err := islandSteps(o.Strategy)
+	if err != nil {
+		return err
+	}
+	if every == 0 && !slices.Contains(namedStrategies(), o.Strategy) {
 		m, err := parseMesh(o.Strategy)
 		if err != nil {
 			return err
@@ -65,7 +70,10 @@ func (o ShardOptions) Validate() error {
 	if o.Microbatches < 0 || o.Microbatches > maxBatch {
 		return fmt.Errorf("%d microbatches: want 1 to %d, or 0 for one", o.Microbatches, maxBatch)
 	}
-	return StepOptions{Model: "mlp", DType: o.DType, Batch: o.Batch, Steps: o.Steps}.Validate()
+	if err := (StepOptions{Model: "mlp", DType: o.DType, Batch: o.Batch, Steps: o.Steps}).Validate(); err != nil {
+		return err
+	}
+	return o.checkIslandSteps()
 }
 
 // CheckRanks reports a strategy that so many ranks cannot have.
@@ -96,11 +104,12 @@ type Sharding struct {
 	// PeakBytes is the most that a rank's tensors held at once in a step.
 	PeakBytes          int64 `json:"peak_bytes"`
 	PredictedPeakBytes int64 `json:"predicted_peak_bytes"`
-	// SentBytes is the data that a rank gave to others in a step; see dist.Traffic.
+	// SentBytes is the data that a rank gave to others in a step; see dist.Traffic. Of islands it is
+	// what the exchanges gave, divided by the steps.
 	SentBytes          int64 `json:"sent_bytes"`
 	PredictedSentBytes int64 `json:"predicted_sent_bytes"`
 	// ExposedMicros is for how long the rank that computes stood still for communication
-	// in a step: the median of the steps.
+	// in a step: the median of the steps, and with islands the mean.
 	ExposedMicros float64 `json:"exposed_us"`
 	// PredictedMicros is the time of a step in which the ranks that share samples divide the
 	// work evenly and messages take no time.
@@ -181,14 +190,22 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 		predicted.SentBytes = -1
 	}
 	m, err := w.measureShard(ctx, group, strategy, parts, o.Steps, o.Strategy == "dp" && group.Rank() > 0)
+	if err == nil {
+		err = closeIslands(ctx, group, strategy)
+	}
 	if err != nil {
 		return Result{}, err
 	}
+	exposed := m.exposed.median()
+	if d, is := strategy.(*parallel.DiLoCo); is {
+		predicted.SentBytes = predicted.IslandBytes / int64(d.Every())
+		exposed = m.islands.Waited / time.Duration(o.Steps)
+	}
 	s, err := mostOf(ctx, group, Sharding{
-		StateBytes: w.stateBytes(), PredictedStateBytes: predicted.StateBytes,
+		StateBytes: w.stateBytes() + outerBytes(strategy), PredictedStateBytes: predicted.StateBytes,
 		PeakBytes: m.peak, PredictedPeakBytes: predicted.PeakBytes,
 		SentBytes: m.sent, PredictedSentBytes: predicted.SentBytes,
-		ExposedMicros: micros(m.exposed.median()),
+		ExposedMicros: micros(exposed),
 	})
 	if err != nil {
 		return Result{}, err
@@ -212,6 +229,9 @@ func Shard(ctx context.Context, group *dist.Group, o ShardOptions) (Result, erro
 // and there are as many models as the ranks need.
 func newStrategy(ctx context.Context, model any, group *dist.Group, name string, grid *strategyMesh, example *tensor.Tensor) (parallel.Strategy, error) {
 	var axes []mesh.Axis
+	if every, err := islandSteps(name); every > 0 || err != nil {
+		return newIslands(ctx, model, group, every)
+	}
 	switch name {
 	case "single":
 		return parallel.NewSingle(model)
@@ -270,6 +290,7 @@ func threadGroups(n int) ([]tensor.Device, error) {
 type sharded struct {
 	steps, exposed times
 	peak, sent     int64
+	islands        parallel.DiLoCoStats // of the steps
 }
 
 // measureShard runs training steps, the first few of which do not count. The bytes are
@@ -277,21 +298,26 @@ type sharded struct {
 func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy parallel.Strategy, parts []samples, numSteps int, idle bool) (*sharded, error) {
 	const warmUp = 5
 	m := &sharded{}
+	var before parallel.DiLoCoStats
 	for i := range warmUp + numSteps {
 		if i == warmUp {
 			runtime.GC() // what building has left is not the steps'
+			var err error
+			if before, err = exchanged(ctx, strategy); err != nil {
+				return nil, err
+			}
 		}
 		if err := group.Barrier(ctx); err != nil {
 			return nil, err
 		}
 		tensor.ResetMemoryPeak()
-		before, start := group.Traffic(), time.Now()
+		traffic, start := group.Traffic(), time.Now()
 		if !idle {
 			if err := w.step(ctx, strategy, parts); err != nil {
 				return nil, err
 			}
 		}
-		took, waited := time.Since(start), group.Traffic().Since(before).Waited
+		took, waited := time.Since(start), group.Traffic().Since(traffic).Waited
 		if err := group.Barrier(ctx); err != nil { // the others have read what they take
 			return nil, err
 		}
@@ -300,7 +326,15 @@ func (w *workload) measureShard(ctx context.Context, group *dist.Group, strategy
 		}
 		m.steps, m.exposed = append(m.steps, took), append(m.exposed, waited)
 		_, peak := tensor.MemoryInUse()
-		m.peak, m.sent = max(m.peak, peak), max(m.sent, group.Traffic().Since(before).SentBytes)
+		m.peak, m.sent = max(m.peak, peak), max(m.sent, group.Traffic().Since(traffic).SentBytes)
+	}
+	if _, is := strategy.(*parallel.DiLoCo); is {
+		after, err := exchanged(ctx, strategy)
+		if err != nil {
+			return nil, err
+		}
+		m.islands = parallel.DiLoCoStats{Exchanges: after.Exchanges - before.Exchanges, SentBytes: after.SentBytes - before.SentBytes, Waited: after.Waited - before.Waited}
+		m.sent = m.islands.SentBytes / int64(numSteps)
 	}
 	return m, nil
 }
@@ -343,6 +377,11 @@ func (w *workload) step(ctx context.Context, strategy parallel.Strategy, parts [
 	}
 	if err := parallel.Update(ctx, w.optimizer, nil); err != nil {
 		return err
+	}
+	if d, is := strategy.(*parallel.DiLoCo); is {
+		if err := d.Updated(ctx); err != nil {
+			return err
+		}
 	}
 	loss.Item() // which waits for the device
 	return nil

@@ -36,13 +36,13 @@ func parseMesh(text string) (*strategyMesh, error) {
 		axis, name, has := strings.Cut(part, ":")
 		word := strings.TrimRight(axis, "0123456789")
 		if !slices.Contains(meshAxes, word) {
-			known := slices.Concat(namedStrategies(), meshAxes)
+			known := slices.Concat(namedStrategies(), []string{"diloco"}, meshAxes)
 			hint := ": want"
 			if best := nearest.Name(word, known); best != "" {
 				hint = fmt.Sprintf(", did you mean %s? Want", best)
 			}
 			return nil, fmt.Errorf("no strategy %q%s one of %s, or a mesh of %s such as fsdp2.tp2 or pp:zbv",
-				text, hint, strings.Join(namedStrategies(), ", "), strings.Join(meshAxes, ", "))
+				text, hint, strings.Join(append(namedStrategies(), "diloco:H"), ", "), strings.Join(meshAxes, ", "))
 		}
 		if _, twice := m.sizes[word]; twice {
 			return nil, fmt.Errorf("strategy %q names the axis %s twice", text, word)
@@ -94,6 +94,9 @@ func (m *strategyMesh) suits(model string) error {
 
 // meshOf returns the mesh that a strategy makes of so many ranks.
 func meshOf(strategy string, numRanks int) (m *strategyMesh, err error) {
+	if every, err := islandSteps(strategy); every > 0 || err != nil {
+		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}}, err
+	}
 	switch strategy {
 	case "single", "ddp":
 		return &strategyMesh{sizes: map[string]int{"replicate": numRanks}}, nil

@@ -18,6 +18,7 @@ func TestShard(t *testing.T) {
 		{Model: "gpt", Strategy: "ddp", DType: "float32", Batch: 1, Steps: 1},
 		{Model: "mlp", Strategy: "dp", DType: "float32", Batch: 2, Microbatches: 2, Steps: 1},
 		{Model: "gpt", Strategy: "zero1", DType: "float32", Batch: 1, Steps: 1},
+		{Model: "gpt", Strategy: "diloco:2", DType: "float32", Batch: 1, Steps: 4},
 		{Model: "llama", Strategy: "fsdp", DType: "bfloat16", Batch: 1, Steps: 1},
 		{Model: "mlp", Strategy: "hsdp", DType: "float32", Batch: 2, Steps: 1},
 		{Model: "moe", Strategy: "ddp", DType: "float32", Batch: 2, Microbatches: 2, Steps: 1},
@@ -65,9 +66,11 @@ func TestShard(t *testing.T) {
 		"the model gpt has no experts for the axis ep: take moe":                    {Model: "gpt", Strategy: "fsdp2.ep2", DType: "float32", Steps: 1},
 		"the model mlp has no sequence for the axis cp: take gpt":                   {Model: "mlp", Strategy: "cp", DType: "float32", Steps: 1},
 		"the model mlp has no plan of tensor parallelism for the axis tp: take gpt": {Model: "mlp", Strategy: "tp", DType: "float32", Steps: 1},
-		`no strategy "zeus"`: {Model: "gpt", Strategy: "zeus", DType: "float32", Steps: 1},
-		`no dtype "int8"`:    {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
-		"0 steps":            {Model: "gpt", Strategy: "ddp", DType: "float32"},
+		"want diloco:H, where H is":                                                 {Model: "gpt", Strategy: "diloco", DType: "float32", Steps: 1},
+		"4 steps are measured with an exchange every 3":                             {Model: "gpt", Strategy: "diloco:3", DType: "float32", Steps: 4},
+		`no strategy "zeus"`:                                                        {Model: "gpt", Strategy: "zeus", DType: "float32", Steps: 1},
+		`no dtype "int8"`:                                                           {Model: "gpt", Strategy: "ddp", DType: "int8", Steps: 1},
+		"0 steps":                                                                   {Model: "gpt", Strategy: "ddp", DType: "float32"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v gave %v, want %q", o, err, want)
