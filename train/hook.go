@@ -28,8 +28,11 @@ func hookOf(setting string) (parallel.Hook, error) {
 	return nil, fmt.Errorf("the hook is %q, want bf16, fp16 or powersgd:RANK, such as powersgd:4", setting)
 }
 
-// checkHook refuses a hook that is none, and one beside axes on which no hook runs.
+// checkHook refuses a hook that is none, one beside axes on which no hook runs, and Join.
 func (c MeshConfig) checkHook(task string) error {
+	if c.Join {
+		return fmt.Errorf("train %s: --join is for ranks whose data end at different steps, and this run deals out its samples so that all ranks end at the same step: leave --join out (a program of yours calls DDP.Join, see examples/join)", task)
+	}
 	if _, err := hookOf(c.Hook); err != nil {
 		return fmt.Errorf("train %s: --hook: %w", task, err)
 	}

@@ -45,6 +45,11 @@ func TestHookRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	joined := replicas(t, c, 2, false)
+	joined.Join = true
+	if _, err := run(t, 2, joined); err == nil || !strings.Contains(err.Error(), "--join is for ranks whose data end at different steps") {
+		t.Errorf("--join: %v", err)
+	}
 	for _, hook := range []string{"bf17", "powersgd", "powersgd:0", "powersgd:x"} {
 		d := replicas(t, c, 2, false)
 		d.Hook = hook
