@@ -23,6 +23,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/loaded"
+	"github.com/cohort-ml/cohort/internal/mpirank"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -64,6 +65,16 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(mpiKept) != "" {
+		os.Unsetenv(mpiKept)
+		k := mpirank.Keeper{Command: os.Args, Grace: mpirank.Grace}
+		code, by, err := k.Run(context.Background())
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(99)
+		}
+		mpirank.Exit(code, by)
+	}
 	flag.Parse()
 	if name := os.Getenv(rankMain); name != "" {
 		run := func() error { return runAsRank(rankMains[name]) }

@@ -13,9 +13,11 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/mpirank"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -76,11 +78,46 @@ func (f *runFlags) mpiCommand(set *pflag.FlagSet, args []string) (command, env [
 			command = append(command, "-x", string(v))
 		}
 	case strings.Contains(text, "HYDRA"):
-		// Otherwise it kills the ranks before they can name one that has died.
-		command = append(command, "-disable-auto-cleanup")
+		// It kills the ranks before they can name one that has died, unless a keeper of each
+		// rank is between.
+		self, err := os.Executable()
+		if err != nil {
+			return nil, nil, err
+		}
+		command = append(command, "-disable-auto-cleanup", "-n", strconv.Itoa(n), self, keepCommand, program)
+		return append(command, args[1:]...), env, nil
 	}
 	command = append(command, "-n", strconv.Itoa(n), program)
 	return append(command, args[1:]...), env, nil
+}
+
+// keepCommand is the command that cohort run --mpi puts before the program of a rank.
+const keepCommand = "mpi-rank"
+
+func newMPIRankCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   keepCommand + " PROGRAM [ARGUMENT]...",
+		Short: "Run a rank of MPICH so that the others can name it when it dies",
+		Long: `MPICH's launcher kills all ranks within a millisecond when one of them has died.
+This command stands between the launcher and a rank. When the rank ends badly,
+the launcher hears of it only 2 seconds later. Until then the other ranks can
+write which rank has died. "cohort run --mpi" starts this command itself.`,
+		Example:            "  mpirun -n 4 cohort mpi-rank ./program",
+		Hidden:             true,
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 || strings.HasPrefix(args[0], "-") {
+				return usageError{errors.New("mpi-rank: give the program of the rank, as in mpirun -n 4 cohort mpi-rank ./program")}
+			}
+			k := mpirank.Keeper{Command: args, Grace: mpirank.Grace}
+			code, by, err := k.Run(cmd.Context())
+			if err != nil {
+				return fmt.Errorf("mpi-rank: %w", err)
+			}
+			mpirank.Exit(code, by)
+			return nil
+		},
+	}
 }
 
 // mpiToken returns the job's token: that of --token-file, or of the environment, or a new one.
