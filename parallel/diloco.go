@@ -263,6 +263,9 @@ func (d *DiLoCo) String() string {
 // Every returns the number of inner steps in which each parameter is exchanged once.
 func (d *DiLoCo) Every() int { return d.o.Every }
 
+// Islands returns how many islands there are, those included that are lost.
+func (d *DiLoCo) Islands() int { return d.o.Islands.Islands }
+
 // Stats returns what the exchanges have taken so far.
 func (d *DiLoCo) Stats() DiLoCoStats {
 	s := d.stats

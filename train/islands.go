@@ -167,8 +167,8 @@ func (r *trainer[B]) joinIslands() error {
 	}
 	var members []int
 	d.OnExchange(func(x parallel.Exchange) {
-		if members != nil && !slices.Equal(members, x.Members) {
-			r.report.Notice(fmt.Sprintf("exchange %d: %s took part, before %s", x.Number, countIslands(x.Members), countIslands(members)))
+		if text := tookPart(x, members, d.Islands()); text != "" {
+			r.report.Notice(text)
 		}
 		members = slices.Clone(x.Members)
 		if len(x.Late) > 0 {
@@ -176,6 +176,18 @@ func (r *trainer[B]) joinIslands() error {
 		}
 	})
 	return nil
+}
+
+// tookPart says which islands took part in an exchange, if others than before did; at first, if not
+// all of them. before is nil at first.
+func tookPart(x parallel.Exchange, before []int, islands int) string {
+	switch {
+	case before == nil && len(x.Members) < islands:
+		return fmt.Sprintf("exchange %d: %s took part, of %d", x.Number, countIslands(x.Members), islands)
+	case before != nil && !slices.Equal(before, x.Members):
+		return fmt.Sprintf("exchange %d: %s took part, before %s", x.Number, countIslands(x.Members), countIslands(before))
+	}
+	return ""
 }
 
 // countIslands names islands: "islands 0, 2".

@@ -5,6 +5,8 @@ package train
 import (
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/parallel"
 )
 
 // TestIslandSettings gives settings of islands that do not go together. They are refused before a
@@ -31,6 +33,25 @@ func TestIslandSettings(t *testing.T) {
 		err := cfg.validateIslands("lm")
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}
+
+// TestTookPart: a run says which islands took part whenever that has changed, also if one was lost
+// before the first exchange.
+func TestTookPart(t *testing.T) {
+	for _, c := range []struct {
+		members, before []int
+		want            string
+	}{
+		{[]int{0, 1, 2}, nil, ""},
+		{[]int{1}, nil, "exchange 4: island 1 took part, of 3"},
+		{[]int{0, 2}, []int{0, 1, 2}, "exchange 4: islands 0, 2 took part, before islands 0, 1, 2"},
+		{[]int{0, 2}, []int{0, 2}, ""},
+		{[]int{0, 1, 2}, []int{0, 2}, "exchange 4: islands 0, 1, 2 took part, before islands 0, 2"},
+	} {
+		if got := tookPart(parallel.Exchange{Number: 4, Members: c.members}, c.before, 3); got != c.want {
+			t.Errorf("%v after %v: %q, want %q", c.members, c.before, got, c.want)
 		}
 	}
 }
