@@ -180,7 +180,7 @@ func (c *Client) Leave(ctx context.Context) error {
 		return err
 	}
 	return c.each(func(r *remote) error {
-		_, err := call(ctx, r, leaveMethod, leaveArgs{c.id, c.worker})
+		_, err := call(ctx, r, leaveMethod, func(uint64) leaveArgs { return leaveArgs{c.id, c.worker} })
 		return err
 	})
 }
@@ -191,7 +191,7 @@ func (c *Client) Status(ctx context.Context) ([]Status, error) {
 	defer cancel()
 	out := make([]Status, len(c.remotes))
 	err := c.each(func(r *remote) (err error) {
-		out[r.index], err = call(ctx, r, statusMethod, struct{}{})
+		out[r.index], err = call(ctx, r, statusMethod, nothing)
 		return err
 	})
 	return out, err
@@ -202,10 +202,13 @@ func (c *Client) Snapshot(ctx context.Context) error {
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	return c.each(func(r *remote) error {
-		_, err := call(ctx, r, snapMethod, struct{}{})
+		_, err := call(ctx, r, snapMethod, nothing)
 		return err
 	})
 }
+
+// nothing are the arguments of a method without any.
+func nothing(uint64) struct{} { return struct{}{} }
 
 // each does something with all servers at once.
 func (c *Client) each(f func(r *remote) error) error {

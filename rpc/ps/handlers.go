@@ -23,10 +23,18 @@ const maxParts = 1 << 14
 
 // pull answers a request for rows.
 func (s *Server) pull(ctx context.Context, in pullArgs) (pullReply, error) {
+	if no := s.isMet(in.Life); no != nil {
+		return pullReply{}, no
+	}
 	v, err := s.await(ctx, in.Worker, in.Step)
 	if err != nil {
 		return pullReply{}, err
 	}
+	done, no := s.reads()
+	if no != nil {
+		return pullReply{}, no
+	}
+	defer done()
 	out := pullReply{Step: v.applied, Rows: make([]*tensor.Tensor, len(in.Parts))}
 	if len(in.Parts) > maxParts {
 		return pullReply{}, s.errorf(KindKeys, "a pull of %d parts: want %d at most", len(in.Parts), maxParts)
@@ -281,6 +289,9 @@ func (s *Server) late(v *view, worker int, step int64, missing []int, after time
 func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 	v := s.view.Load()
 	r := &request{client: in.Client, worker: in.Worker, number: in.Number}
+	if no := s.isMet(in.Life); no != nil {
+		return pushReply{}, no
+	}
 	no := s.checkPushes(v, &in, r)
 	if no != nil {
 		s.counts.refused.Add(1)
@@ -308,6 +319,11 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 		return pushReply{}, err
 	}
 	out.Step = v.applied
+	done, no := s.reads()
+	if no != nil {
+		return pushReply{}, no
+	}
+	defer done()
 	for _, p := range last.Parts {
 		t, no := s.gather(v, pullPart{Table: p.Table, Keys: p.Keys})
 		if no != nil {
@@ -437,19 +453,25 @@ func firstBad(v []float32) int {
 
 // Status is what a server tells of itself.
 type Status struct {
-	Server, Servers   int
-	Job               string
-	Workers           int
-	Consistency       string
-	LSN               uint64
-	Step              int64   // that have been applied
-	Next              []int64 // by worker
-	Left              []bool
-	Clients           int
-	Pulls, PulledRows uint64
-	Pushes, PushedRow uint64
-	Refused           uint64
-	Tables            []string
+	Server, Servers    int
+	Job                string
+	Workers            int
+	Consistency        string
+	LSN                uint64
+	Step               int64   // that have been applied
+	Next               []int64 // by worker
+	Left               []bool
+	Clients            int
+	Pulls, PulledRows  uint64
+	Pushes, PushedRows uint64
+	Refused            uint64
+	Tables             []TableStatus
+}
+
+// TableStatus is what a server tells of a table: its part of the rows.
+type TableStatus struct {
+	Schema string // JSON
+	Stats  rows.Stats
 }
 
 // status answers the question how the server is.
@@ -460,12 +482,17 @@ func (s *Server) Status() Status {
 	v := s.view.Load()
 	st := Status{Server: s.index, Servers: s.count, Job: v.set.Job, Workers: v.set.Workers, LSN: v.lsn, Step: v.applied,
 		Next: v.next, Left: v.left, Pulls: s.counts.pulls.Load(), PulledRows: s.counts.pulledRows.Load(),
-		Pushes: s.counts.pushes.Load(), PushedRow: s.counts.pushedRows.Load(), Refused: s.counts.refused.Load()}
+		Pushes: s.counts.pushes.Load(), PushedRows: s.counts.pushedRows.Load(), Refused: s.counts.refused.Load()}
 	if v.set.Consistency != nil {
 		st.Consistency = v.set.Consistency.String()
 	}
-	for _, t := range v.set.Tables {
-		st.Tables = append(st.Tables, t.Name)
+	done, no := s.reads()
+	if no != nil {
+		return st
+	}
+	defer done()
+	for i := range v.set.Tables {
+		st.Tables = append(st.Tables, TableStatus{schemaText(v.set.Tables[i]), v.tables[i].Stats()})
 	}
 	return st
 }

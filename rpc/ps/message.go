@@ -36,13 +36,17 @@ type openArgs struct {
 // openReply is what the server knows of that client.
 type openReply struct {
 	History  uint64 // random, of the server's data
+	Life     uint64 // random, of the server's process
 	Number   uint64 // of the client's last push, 0 for none
 	Next     int64  // the worker's next step
 	Settings []byte // as agreed
 }
 
-// pullArgs asks for rows of several tables.
+// pullArgs asks for rows of several tables. Life is that of the server to which the client
+// has said who it is: another process at the address answers that it must say so again. 0
+// is any.
 type pullArgs struct {
+	Life   uint64 `rpc:"Life,optional"`
 	Worker int
 	Step   int64
 	Parts  []pullPart
@@ -65,6 +69,7 @@ type pullReply struct {
 
 // pushArgs are the pushes of a client behind each other. Number is that of the first.
 type pushArgs struct {
+	Life   uint64 `rpc:"Life,optional"`
 	Client uint64
 	Worker int
 	Number uint64

@@ -22,6 +22,7 @@ type options struct {
 	worker  int // -1: none
 	timeout time.Duration
 	journal Journal
+	dir     string // of cold rows
 	store   store.Store
 	// forServer and forClient name an option that only one of the two knows.
 	forServer, forClient string
@@ -116,6 +117,17 @@ func WithJournal(j Journal) Option {
 			return errors.New("WithJournal was given no journal")
 		}
 		o.journal = j
+		return nil
+	}
+}
+
+// WithDir says where a server keeps the rows of tables with a bound on their memory
+// (rows.Schema.Memory) that do not fit it. They are no snapshot: a server that is started
+// again makes them anew from its journal.
+func WithDir(dir string) Option {
+	return func(o *options) error {
+		o.forServer = "WithDir"
+		o.dir = dir
 		return nil
 	}
 }

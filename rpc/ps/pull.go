@@ -34,6 +34,8 @@ type Pulled struct {
 	once   sync.Once
 	out    []*tensor.Tensor
 	err    error
+	ctx    context.Context // of the requests
+	cancel context.CancelFunc
 }
 
 // wanted is a request as it is dealt out to the servers.
@@ -76,9 +78,11 @@ func (c *Client) Prefetch(ctx context.Context, step int64, requests ...Request) 
 		}
 		p.parts = append(p.parts, w)
 	}
+	p.ctx, p.cancel = c.limit(ctx)
 	for i, r := range c.remotes {
-		if peer := r.opened(); peer != nil && len(p.args[i].Parts) > 0 {
-			p.calls[i] = pullMethod.Async(ctx, peer, p.args[i])
+		if peer, life := r.met(); peer != nil && len(p.args[i].Parts) > 0 {
+			p.args[i].Life = life
+			p.calls[i] = pullMethod.Async(p.ctx, peer, p.args[i])
 		}
 	}
 	return p, nil
@@ -163,8 +167,10 @@ func (p *Pulled) Wait(ctx context.Context) ([]*tensor.Tensor, error) {
 
 func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 	c := p.client
-	ctx, cancel := c.limit(ctx)
-	defer cancel()
+	defer p.cancel()
+	if _, ok := ctx.Deadline(); !ok {
+		ctx = p.ctx // whose limit the servers know
+	}
 	replies := make([]pullReply, len(c.remotes))
 	errs := make([]error, len(c.remotes))
 	var late sync.WaitGroup
@@ -182,7 +188,12 @@ func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 			}
 			r.forget()
 		}
-		late.Go(func() { replies[i], errs[i] = call(ctx, r, pullMethod, p.args[i]) })
+		late.Go(func() {
+			replies[i], errs[i] = call(ctx, r, pullMethod, func(life uint64) pullArgs {
+				p.args[i].Life = life
+				return p.args[i]
+			})
+		})
 	}
 	late.Wait()
 	if err := firstOf(errs); err != nil {

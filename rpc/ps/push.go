@@ -386,7 +386,10 @@ func (r *remote) deliver(all []*outgoing) error {
 	for _, o := range all {
 		args.Pushes = append(args.Pushes, o.item)
 	}
-	reply, err := call(ctx, r, pushMethod, args)
+	reply, err := call(ctx, r, pushMethod, func(life uint64) pushArgs {
+		args.Life = life
+		return args
+	})
 	if err != nil {
 		return err
 	}

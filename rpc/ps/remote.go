@@ -23,6 +23,7 @@ type remote struct {
 	addr    string
 	peer    *rpc.Peer // nil: it must be found, and be asked who it is
 	history uint64    // of its data
+	life    uint64    // of its process
 	known   bool      // there is a history
 	acked   uint64    // number of the last push that it has acknowledged
 	sent    uint64    // of the last one that was sent
@@ -117,9 +118,15 @@ func (r *remote) forget() {
 
 // opened returns the peer if it has been asked who it is.
 func (r *remote) opened() *rpc.Peer {
+	p, _ := r.met()
+	return p
+}
+
+// met returns the peer and the process that it was when it was asked.
+func (r *remote) met() (*rpc.Peer, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.peer
+	return r.peer, r.life
 }
 
 // ensure finds the server, if there is no connection, and asks it who it is.
@@ -202,7 +209,7 @@ func (r *remote) meet(peer *rpc.Peer, reply *openReply) error {
 		no.Msg = fmt.Sprintf("the server knows of push %d of this client, which has sent %d", reply.Number, r.sent)
 		return no
 	}
-	r.history, r.known, r.next, r.peer = reply.History, true, reply.Next, peer
+	r.history, r.known, r.life, r.next, r.peer = reply.History, true, reply.Life, reply.Next, peer
 	c := r.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,17 +223,17 @@ func (r *remote) meet(peer *rpc.Peer, reply *openReply) error {
 }
 
 // call calls a method of the server, again after a lost connection.
-func call[A, R any](ctx context.Context, r *remote, m *rpc.Method[A, R], in A) (out R, err error) {
+func call[A, R any](ctx context.Context, r *remote, m *rpc.Method[A, R], in func(life uint64) A) (out R, err error) {
 	err = r.retry(ctx, func() error {
 		if err := r.ensure(ctx); err != nil {
 			return err
 		}
-		peer := r.opened()
+		peer, life := r.met()
 		if peer == nil { // lost again
 			return r.unreachable("the connection was lost")
 		}
 		var err error
-		out, err = m.Call(ctx, peer, in)
+		out, err = m.Call(ctx, peer, in(life))
 		return err
 	})
 	return out, err

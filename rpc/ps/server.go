@@ -43,14 +43,20 @@ type Server struct {
 	store   store.Store
 	want    settings
 	history uint64
+	process uint64 // of this process
 
-	state   *state // of the writer
+	state   *state   // of the writer
+	turns   int      // of the writer
+	looked  []uint64 // by table: the step at which the writer last looked for rows that should leave
 	queue   chan *request
 	quit    chan struct{}
 	stopped chan struct{}
 	view    atomic.Pointer[view]
 	failed  atomic.Pointer[Error] // why it answers nothing any more
 	counts  counts
+
+	life  sync.RWMutex // held by those who read the tables
+	ended bool         // the tables are no more
 
 	mu      sync.Mutex
 	refused map[int]*Error // by worker: its last push was refused
@@ -76,7 +82,7 @@ type view struct {
 // Serve makes an agent the server of a number, 0 to one less than servers. The agent may
 // serve other methods, but can be one server only.
 func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option) (*Server, error) {
-	s := &Server{agent: a, index: index, count: servers, history: rand.Uint64(), queue: make(chan *request, 256),
+	s := &Server{agent: a, index: index, count: servers, history: rand.Uint64(), process: rand.Uint64() | 1, queue: make(chan *request, 256),
 		quit: make(chan struct{}), stopped: make(chan struct{}), refused: map[int]*Error{}, heard: map[int]string{}}
 	fail := func(err error) (*Server, error) {
 		return nil, fmt.Errorf("ps: server %d of %d: %w", index, servers, err)
@@ -96,7 +102,7 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 		return fail(err)
 	}
 	s.want, s.journal, s.store = o.want, o.journal, o.store
-	s.state = newState(s.routing, index)
+	s.state = newState(s.routing, index, o.dir)
 	if err := s.recover(); err != nil {
 		return fail(err)
 	}
@@ -127,7 +133,10 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 func (s *Server) recover() error {
 	if s.journal != nil {
 		s.history = s.journal.ID()
+		// The journal turns to an older snapshot if the newest one is damaged.
 		err := s.journal.Recover(func(state []byte) ([]*rows.Table, error) {
+			s.state.close()
+			s.state = newState(s.routing, s.index, s.state.dir)
 			err := s.state.restore(state)
 			return s.state.tables, err
 		}, func(lsn uint64, b []byte) error {
@@ -195,7 +204,24 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	<-s.stopped
-	return nil
+	s.life.Lock()
+	defer s.life.Unlock()
+	if s.ended {
+		return nil
+	}
+	s.ended = true
+	return s.state.close()
+}
+
+// reads lets the caller read the tables until it calls done. It returns an error if the
+// server has been closed.
+func (s *Server) reads() (done func(), no *Error) {
+	s.life.RLock()
+	if s.ended {
+		s.life.RUnlock()
+		return nil, s.failed.Load()
+	}
+	return s.life.RUnlock, nil
 }
 
 // errorf makes an error of this server.
@@ -223,6 +249,14 @@ func (s *Server) publish() {
 	if old != nil {
 		close(old.changed)
 	}
+}
+
+// isMet returns an error if a client has said who it is to another process.
+func (s *Server) isMet(life uint64) *Error {
+	if life != 0 && life != s.process {
+		return s.errorf(KindUnreachable, "another process is the server now: open it again")
+	}
+	return nil
 }
 
 // open answers a client's first request.
@@ -277,6 +311,11 @@ func (s *Server) Snapshot(ctx context.Context) (lsn uint64, err error) {
 	if err := s.do(ctx, r); err != nil {
 		return 0, err
 	}
+	done, no := s.reads()
+	if no != nil {
+		return 0, no
+	}
+	defer done()
 	if err := s.journal.Snapshot(ctx, r.lsn, r.saved, r.tables); err != nil {
 		return 0, s.errorf(KindStorage, "snapshot: %w", err)
 	}

@@ -82,7 +82,7 @@ func (s settings) agree(other settings) (settings, bool, *Error) {
 				return s, false, errorf(KindTable, "a job has at most %d tables", maxTables).of(t.Name)
 			}
 			s.Tables, changed = append(s.Tables, t), true
-		} else if here, there := schemaText(*have), schemaText(t); !bytes.Equal(here, there) {
+		} else if here, there := schemaText(*have), schemaText(t); here != there {
 			return s, false, errorf(KindTable, "the table is %s, not %s", here, there).of(t.Name)
 		}
 	}
@@ -90,13 +90,13 @@ func (s settings) agree(other settings) (settings, bool, *Error) {
 }
 
 // schemaText describes a schema, without what each server may choose.
-func schemaText(t rows.Schema) []byte {
+func schemaText(t rows.Schema) string {
 	t.Memory = 0
 	text, err := json.Marshal(t)
 	if err != nil {
-		return []byte(err.Error())
+		return err.Error()
 	}
-	return text
+	return string(text)
 }
 
 // encode returns the settings as JSON.

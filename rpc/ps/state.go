@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -51,8 +52,17 @@ type clientRecord struct {
 	Batch  uint64 // in which its last push was or will be applied, counted from 1
 }
 
-func newState(routing *Routing, index int) *state {
-	return &state{routing: routing, index: index, set: settings{Servers: routing.servers}, pending: map[int64][]*push{}, clients: map[uint64]*clientRecord{}}
+func newState(routing *Routing, index int, dir string) *state {
+	return &state{routing: routing, index: index, dir: dir, set: settings{Servers: routing.servers}, pending: map[int64][]*push{}, clients: map[uint64]*clientRecord{}}
+}
+
+// close frees the memory of the tables.
+func (s *state) close() error {
+	var errs []error
+	for _, t := range s.tables {
+		errs = append(errs, t.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // coldDir is where the rows of a table lie that do not fit the memory.

@@ -154,7 +154,7 @@ func (s *Server) take(turn []*request) bool {
 			first++
 		}
 	}
-	if !s.completeMore() {
+	if !s.completeMore() || !s.evict() {
 		return false
 	}
 	s.publish()
@@ -169,14 +169,58 @@ func (s *Server) take(turn []*request) bool {
 // entry of its own.
 func (s *Server) completeMore() bool {
 	for s.state.mode() == ModeSynchronous && s.state.isComplete() {
-		e := &leaving{worker: slices.Index(s.state.left, true)}
-		lsn, err := s.append([][]byte{e.encode()})
-		if err != nil { // the next turn tries again
-			return true
+		if kept, ok := s.own(&leaving{worker: slices.Index(s.state.left, true)}); !ok || !kept {
+			return ok
 		}
-		if err := s.state.apply(lsn, e); err != nil {
-			s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for entry %d of its log cannot be applied: %w", lsn, err))
-			return false
+	}
+	return true
+}
+
+// own makes an entry of the server's own. If it cannot be kept, a later turn tries again.
+// It returns false for ok if the server cannot go on.
+func (s *Server) own(e any) (kept, ok bool) {
+	lsn, err := s.append([][]byte{encodeEntry(e)})
+	if err != nil {
+		return false, true
+	}
+	if err := s.state.apply(lsn, e); err != nil {
+		s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for entry %d of its log cannot be applied: %w", lsn, err))
+		return false, false
+	}
+	return true, true
+}
+
+// evictTurns is how many turns pass between looks for rows that should leave, where a step
+// or a number of rows does not say when to look.
+const evictTurns = 256
+
+// maxRemoved is how many keys an entry removes.
+const maxRemoved = 1 << 16
+
+// evict removes the rows that should leave their tables.
+func (s *Server) evict() bool {
+	st := s.state
+	s.turns++
+	for i, t := range st.tables {
+		e := st.set.Tables[i].Evict
+		for len(s.looked) <= i {
+			s.looked = append(s.looked, 0)
+		}
+		aged := e.Steps > 0 && st.step >= s.looked[i]+uint64(max(1, e.Steps/8))
+		if !aged && !(e.Rows > 0 && t.Len() > e.Rows) && !(e.Bytes > 0 && s.turns%evictTurns == 0) {
+			continue
+		}
+		s.looked[i] = st.step
+		keys := t.Evict(rows.Mark{LSN: st.lsn, Step: st.step})
+		for len(keys) > 0 {
+			n := min(len(keys), maxRemoved)
+			if kept, ok := s.own(&removal{i, st.step, keys[:n]}); !ok || !kept {
+				return ok
+			}
+			keys = keys[n:]
+		}
+		if s.journal == nil { // nobody will ask which rows have left
+			t.Forget(st.lsn)
 		}
 	}
 	return true
@@ -263,7 +307,7 @@ func (s *Server) finish(r *request) {
 	switch {
 	case r.err != nil:
 	case r.settings != nil:
-		r.opened = openReply{History: s.history, Settings: s.state.set.encode()}
+		r.opened = openReply{History: s.history, Life: s.process, Settings: s.state.set.encode()}
 		if c := s.state.clients[r.client]; c != nil {
 			r.opened.Number = c.Number
 		}
