@@ -29,6 +29,14 @@ func tryOpen(dir string, o Options) (*Journal, error) {
 	if o.Servers == 0 {
 		o.Servers = 1
 	}
+	if o.Around == nil { // a disk costs time, and the tests that need it say so
+		o.Around = func(op Op, do func() error) error {
+			if op.Kind == "sync" {
+				return nil
+			}
+			return do()
+		}
+	}
 	return Open(dir, o)
 }
 
