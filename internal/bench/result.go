@@ -52,6 +52,7 @@ type Result struct {
 	*Loading           // of the bench loader alone
 	*Sharding          // of the bench shard alone
 	*Saving            // of the bench ckpt alone
+	*Table             // of the bench ps alone
 }
 
 // Collected says what the garbage collector did while a case was measured. A
@@ -131,6 +132,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.Loading != nil {
 		r.Loading.writeText(&b)
+	}
+	if r.Table != nil {
+		fmt.Fprintf(&b, "  %d of dim %d on %d servers", r.TableRows, r.Dim, r.Servers)
 	}
 	if r.Sharding != nil {
 		r.Sharding.writeText(&b)

@@ -66,8 +66,8 @@ func (o RPCOptions) Validate() error {
 // pair are the arguments of a sum.
 type pair struct{ A, B *tensor.Tensor }
 
-// rows are gradients of some rows of a table.
-type rows struct{ IDs, Gradients *tensor.Tensor }
+// rowGrads are gradients of some rows of a table.
+type rowGrads struct{ IDs, Gradients *tensor.Tensor }
 
 // rpcMethods are what the two sides of the bench share.
 type rpcMethods struct {
@@ -75,7 +75,7 @@ type rpcMethods struct {
 	add  *rpc.Method[pair, *tensor.Tensor]
 	echo *rpc.Method[*tensor.Tensor, *tensor.Tensor]
 	pull *rpc.Method[*tensor.Tensor, *tensor.Tensor]
-	push *rpc.Method[rows, struct{}]
+	push *rpc.Method[rowGrads, struct{}]
 }
 
 func newRPCMethods() rpcMethods {
@@ -84,7 +84,7 @@ func newRPCMethods() rpcMethods {
 		add:  rpc.NewMethod[pair, *tensor.Tensor]("bench.add"),
 		echo: rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("bench.echo"),
 		pull: rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("bench.pull"),
-		push: rpc.NewMethod[rows, struct{}]("bench.push"),
+		push: rpc.NewMethod[rowGrads, struct{}]("bench.push"),
 	}
 }
 
@@ -97,7 +97,7 @@ func (m rpcMethods) serve(table *tensor.Tensor) []rpc.Option {
 		rpc.Serve(m.pull, func(_ context.Context, ids *tensor.Tensor) (*tensor.Tensor, error) {
 			return table.IndexSelect(0, ids), nil
 		}, rpc.WithTransient()),
-		rpc.Serve(m.push, func(_ context.Context, in rows) (struct{}, error) {
+		rpc.Serve(m.push, func(_ context.Context, in rowGrads) (struct{}, error) {
 			ids := in.IDs.Int64s()
 			in.Gradients.WithFloat32s(func(g []float32) {
 				table.WithFloat32s(func(data []float32) {
@@ -261,7 +261,7 @@ func (b *rpcBench) table(ctx context.Context) error {
 			return fmt.Errorf("bench rpc: %d numbers pulled, want %d", pulled.NumElems(), PSBatch*PSDim)
 		}
 		pulled.Free()
-		_, err = b.push.Call(ctx, b.peer, rows{ids, gradients})
+		_, err = b.push.Call(ctx, b.peer, rowGrads{ids, gradients})
 		return err
 	})
 	if err != nil {
