@@ -74,7 +74,8 @@ func (e *JoinError) Error() string {
 // the last rank has ended, all ranks bring zeros once, and Join returns.
 //
 // At the end all ranks have the parameters and buffers of the lowest of those that trained
-// longest. An optimizer has the state of its rank's last step; see [WithJoinedStep]. Buffers come
+// longest. An optimizer has the state of its rank's last step; see [WithJoinedStep], which a
+// [ZeroRedundancyOptimizer] needs, because its update communicates. Buffers come
 // from the lowest rank that had inputs in the step before. There are no gradients then. An error of fn is returned at once, and
 // the other ranks wait on: fail or close the group then.
 //
