@@ -4,6 +4,7 @@ package rows
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -13,7 +14,7 @@ import (
 // [len(records), Width]. Values and states go into scratch and back, whatever the dtype, so
 // that the kernels see whole arrays. The arithmetic of a value does not depend on where it
 // lies, so the bits are those of package optim.
-func (t *Table) applyTile(at Mark, records []*header, grad []float32) {
+func (t *Table) applyTile(at Mark, records []unsafe.Pointer, grad []float32) {
 	if len(records) == 0 {
 		return
 	}

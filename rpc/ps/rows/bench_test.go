@@ -3,10 +3,13 @@
 package rows
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -109,4 +112,118 @@ func BenchmarkUpdate(b *testing.B) {
 			b.ReportMetric(float64(b.N)*batch/b.Elapsed().Seconds()/1e6, "Mrows/s")
 		})
 	}
+}
+
+var (
+	scaleRows = flag.Int("rows", 0, "TestScale: rows of a table of bfloat16, 100000000 say")
+	coldRowsN = flag.Int("cold", 0, "TestColdRate: rows of dim 64 of a table three times its memory, 4000000 say")
+	coldDir   = flag.String("cold.dir", "", "TestColdRate: the directory of cold rows")
+)
+
+// TestScale loads a large table, on demand, and queries it:
+//
+//	go test ./rpc/ps/rows -run TestScale -rows 100000000 -v
+func TestScale(t *testing.T) {
+	if *scaleRows == 0 {
+		t.Skip("on demand: set -rows")
+	}
+	s := Schema{Name: "scale", Width: 8, DType: tensor.BFloat16, Init: Init{Kind: Uniform, Scale: 0.125}}
+	table := newTable(t, s)
+	began := time.Now()
+	fill(t, table, *scaleRows)
+	loaded := time.Since(began)
+	r := rand.New(rand.NewPCG(1, 1))
+	const batch = 8192
+	keys, got := make([]int64, batch), make([]float32, batch*8)
+	began = time.Now()
+	const batches = 500
+	for range batches {
+		for i := range keys {
+			keys[i] = r.Int64N(int64(*scaleRows))
+		}
+		if err := table.Gather(bytesOf(got), tensor.Float32, keys); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queried := time.Since(began)
+	want := make([]float32, 8)
+	bytes := make([]byte, 16)
+	for i, k := range keys {
+		s.First(want, k) // the gradients of fill are 0
+		encode(bytes, want, tensor.BFloat16, 8)
+		decode(want, bytes, tensor.BFloat16, 8)
+		if err := sameBits(got[i*8:i*8+8], want); err != nil {
+			t.Fatalf("key %d: %v", k, err)
+		}
+	}
+	st := table.Stats()
+	t.Logf("%d rows: loaded in %v (%.2f M rows/s), %.2f M random rows/s, rows %.2f GiB, index %.2f GiB, resident %.2f GiB",
+		st.Rows, loaded.Round(time.Millisecond), float64(st.Rows)/loaded.Seconds()/1e6, batches*batch/queried.Seconds()/1e6,
+		float64(st.Bytes)/(1<<30), float64(st.IndexBytes)/(1<<30), resident(t))
+	if st.Rows != *scaleRows {
+		t.Errorf("%d rows, want %d", st.Rows, *scaleRows)
+	}
+	if g := resident(t); g > 8*float64(*scaleRows)/1e8 {
+		t.Errorf("%.2f GiB are resident, want 8 at most for 100 million rows", g)
+	}
+}
+
+// resident is the memory of this process in GiB.
+func resident(t testing.TB) float64 {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skip(err)
+	}
+	var size, pages float64
+	if _, err := fmt.Sscan(string(text), &size, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * float64(os.Getpagesize()) / (1 << 30)
+}
+
+// TestColdRate trains a table by pulls and pushes of batches with Zipf 1.05, in memory and with
+// a third of the memory, on demand:
+//
+//	go test ./rpc/ps/rows -run TestColdRate -cold 4000000 -cold.dir . -v
+func TestColdRate(t *testing.T) {
+	if *coldRowsN == 0 {
+		t.Skip("on demand: set -cold")
+	}
+	const width, batch, steps = 64, 4096, 300
+	rate := func(memory int64) float64 {
+		table, err := New(Schema{Name: "cold", Width: width, Optimizer: Optimizer{Kind: Adagrad}, Memory: memory}, Options{Dir: *coldDir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		fill(t, table, *coldRowsN)
+		z := zipf{float64(*coldRowsN), 1.05, rand.New(rand.NewPCG(3, 3))}
+		rows := make([]float32, batch*width)
+		var spent time.Duration
+		for step := range 2 * steps {
+			var s keySet
+			s.reset(batch)
+			for range batch {
+				s.add(z.draw())
+			}
+			n := len(s.keys) * width
+			began := time.Now()
+			if err := table.Gather(bytesOf(rows[:n]), tensor.Float32, s.keys); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := table.Update(Mark{LSN: 1<<30 + uint64(step), Step: uint64(step)}, s.keys, rows[:n]); err != nil {
+				t.Fatal(err)
+			}
+			if step >= steps { // the first half finds out what is hot
+				spent += time.Since(began)
+			}
+		}
+		st := table.Stats()
+		t.Logf("memory %d MiB: %.0f thousand samples/s; %d of %d rows in memory, %d reads of the disk, resident %.2f GiB",
+			memory>>20, batch*steps/spent.Seconds()/1e3, st.Hot, st.Rows, st.ColdReads, resident(t))
+		return batch * steps / spent.Seconds()
+	}
+	all := rate(0)
+	third := rate(int64(*coldRowsN) * (2*4*width + int64(headerBytes)) / 3)
+	t.Logf("with a third in memory: %.0f %% of the rate", 100*third/all)
 }

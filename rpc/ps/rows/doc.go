@@ -13,16 +13,19 @@
 // that has no row. [Table.Update] makes the row when its first gradient comes, or
 // its Admit-th.
 //
-// A row is one record in memory: a header (key, LSN, step, count), its values, and
-// the state of its optimizer. The LSN is the number of the last log entry that
-// changed the row. An older entry leaves the row alone. So a log may be replayed
-// over a snapshot whose rows have different ages.
+// A row is one record in memory: its values, the state of its optimizer, and a header
+// (LSN, step, count). The LSN is the number of the last log entry that changed the row. An
+// older entry leaves the row alone. So a log may be replayed over a snapshot whose rows
+// have different ages.
 //
-// Records lie in large chunks outside the collector's heap (arena.go). An index
-// of open addressing finds them (index.go). It has one part for each of the 1,024
-// partitions of keys, and a part is in the order of hashes. [Table.Scan] walks in
-// this order, so a row that stays in the table is seen exactly once, whatever
-// comes, goes or moves meanwhile.
+// Records lie in large chunks outside the collector's heap (arena.go). An index of open
+// addressing finds them (index.go). It has one part for each of the 1,024 partitions of
+// keys, and a part is in the order of hashes. [Table.Scan] walks in this order, so a row
+// that stays in the table is seen exactly once, whatever comes, goes or moves meanwhile.
+//
+// Random rows of a large table are in no cache. So keys are looked up in waves (gather.go):
+// the processor fetches the buckets of one wave and the rows of another while the rows of a
+// third are copied.
 //
 // # Caveats
 //
@@ -40,8 +43,8 @@
 // # Files
 //
 //	what a user writes   schema.go, init.go, optimizer.go
-//	where rows lie       arena.go, index.go, store.go, codec.go (dtypes)
-//	reading              gather.go, bags.go
+//	where rows lie       arena.go, index.go, store.go, memory_*.go, codec.go (dtypes)
+//	reading              gather.go, prefetch*.go, bags.go
 //	changing             update.go, apply.go (the arithmetic), evict.go
 //	snapshots            record.go, scan.go
 //	numbers about it     stats.go

@@ -17,27 +17,31 @@ func (t *Table) Evict(at Mark) []int64 {
 	}
 	most := e.Rows
 	if e.Bytes > 0 {
-		rows := int(e.Bytes / int64(t.rows.stride))
-		if most == 0 || rows < most {
-			most = max(rows, 1)
+		if fit := int(e.Bytes / int64(t.rows.stride+headerBytes)); most == 0 || fit < most {
+			most = max(fit, 1)
 		}
 	}
 	excess := 0
-	if n := t.Len(); most > 0 && n > most {
+	n := t.Len()
+	rows := []*store{&t.rows}
+	if t.cold != nil {
+		rows = append(rows, &t.cold.headers)
+	}
+	if most > 0 && n > most {
 		excess = n - most + most/16
 	}
 	var keys []int64
-	var old []header // candidates to leave for room
-	oldest := func(a, b header) int {
+	var old []keyed // candidates to leave for room
+	oldest := func(a, b keyed) int {
 		return cmp.Or(cmp.Compare(a.step, b.step), cmp.Compare(a.lsn, b.lsn), cmp.Compare(a.key, b.key))
 	}
-	aged := func(h header) bool {
+	aged := func(h keyed) bool {
 		return e.Steps > 0 && uint64(h.step)+uint64(e.Steps) < at.Step
 	}
 	if e.Steps == 0 && excess == 0 {
 		return nil
 	}
-	t.eachHeader([]*store{&t.rows}, func(batch []header) {
+	t.eachHeader(rows, func(batch []keyed) {
 		for _, h := range batch {
 			if aged(h) {
 				keys = append(keys, h.key)
@@ -50,7 +54,7 @@ func (t *Table) Evict(at Mark) []int64 {
 			old = old[:excess]
 		}
 	})
-	t.eachHeader([]*store{&t.young}, func(batch []header) {
+	t.eachHeader([]*store{&t.young}, func(batch []keyed) {
 		for _, h := range batch {
 			if aged(h) {
 				keys = append(keys, h.key)

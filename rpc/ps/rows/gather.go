@@ -11,17 +11,26 @@ import (
 const (
 	// lockRows is the number of rows that are read under one lock.
 	lockRows = 512
-	// wave is the number of rows that are looked up together, so that the memory
-	// fetches them at the same time.
-	wave = 32
+	// wave is the number of rows that are looked up together.
+	wave = 16
+	// prefetchBytes bounds what is fetched ahead of a row; the processor fetches the rest
+	// of a long row by itself.
+	prefetchBytes = 512
 )
+
+// lookup is a wave of keys on its way to their rows.
+type lookup struct {
+	bucket [wave]unsafe.Pointer // where to look first
+	slot   [wave]uint32         // plus one, 0 for keys without a row
+	record [wave]unsafe.Pointer // nil for keys without a row
+}
 
 // readScratch is the memory of one reader.
 type readScratch struct {
-	entry  [wave]uint64
-	record [wave]*header
+	ahead  [2]lookup // the wave of this turn and the next
 	raw    []byte    // a wave of rows in the table's dtype
 	floats []float32 // the same as float32
+	cold   []read
 }
 
 func newReadScratch(t *Table) *readScratch {
@@ -49,74 +58,141 @@ func (t *Table) Gather(dst []byte, as tensor.DType, keys []int64) error {
 	defer t.reads.Put(r)
 	for lo := 0; lo < len(keys); lo += lockRows {
 		hi := min(lo+lockRows, len(keys))
+		r.cold = r.cold[:0]
 		t.gatherLocked(r, dst[lo*size:hi*size], as, keys[lo:hi])
+		if len(r.cold) > 0 {
+			if err := t.gatherCold(r.cold); err != nil {
+				return err
+			}
+			for _, c := range r.cold {
+				t.convert(r, dst[(lo+c.at)*size:][:size], as, c.to)
+			}
+		}
 	}
 	return nil
+}
+
+// convert writes rows, at most a wave, in a dtype.
+func (t *Table) convert(r *readScratch, to []byte, as tensor.DType, raw []byte) {
+	width := t.schema.Width
+	n := len(to) / rowBytes(as, width)
+	raw = raw[:n*t.rowBytes]
+	if as == t.schema.DType {
+		copy(to, raw)
+	} else if floats := view[float32](to); as == tensor.Float32 && floats != nil {
+		decode(floats, raw, t.schema.DType, width)
+	} else {
+		decode(r.floats[:n*width], raw, t.schema.DType, width)
+		encode(to, r.floats[:n*width], as, width)
+	}
 }
 
 func (t *Table) gatherLocked(r *readScratch, dst []byte, as tensor.DType, keys []int64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	width := t.schema.Width
-	size := rowBytes(as, width)
-	for len(keys) > 0 {
-		n := min(wave, len(keys))
-		if as == t.schema.DType {
-			t.gatherWave(r, dst[:n*size], keys[:n])
-		} else {
-			t.gatherWave(r, r.raw[:n*t.rowBytes], keys[:n])
-			if as == tensor.Float32 && view[float32](dst) != nil {
-				decode(view[float32](dst)[:n*width], r.raw, t.schema.DType, width)
-			} else {
-				decode(r.floats[:n*width], r.raw, t.schema.DType, width)
-				encode(dst[:n*size], r.floats[:n*width], as, width)
-			}
+	size := rowBytes(as, t.schema.Width)
+	t.eachWave(r, keys, func(l *lookup, at, n int) {
+		run, to := keys[at:at+n], dst[at*size:(at+n)*size]
+		if t.cold != nil {
+			t.cold.use(l, n)
+			t.findCold(r, l, run, at)
 		}
-		keys, dst = keys[n:], dst[n*size:]
+		if as == t.schema.DType {
+			t.copyWave(r, l, to, run)
+			return
+		}
+		t.copyWave(r, l, r.raw[:n*t.rowBytes], run)
+		t.convert(r, to, as, r.raw)
+	})
+}
+
+// findCold notes which keys of a wave without a row in memory have one on disk.
+func (t *Table) findCold(r *readScratch, l *lookup, keys []int64, at int) {
+	for i, key := range keys {
+		if l.slot[i] != 0 {
+			continue
+		}
+		slot, h := t.cold.headers.get(key, Hash(key))
+		if h == nil {
+			continue
+		}
+		c := read{key: key, slot: slot, lsn: h.lsn, at: at + i, to: make([]byte, t.rowBytes)}
+		r.cold = append(r.cold, c)
 	}
 }
 
-// gatherWave copies the rows of at most wave keys in the table's dtype.
-func (t *Table) gatherWave(r *readScratch, dst []byte, keys []int64) {
-	t.lookUp(r, keys)
+// eachWave looks keys up in waves, and calls fn with each, the position of its first key and
+// the number of its keys. Each wave is two turns on its way: the buckets of a wave are
+// fetched while the rows of the one before are, and fn has the one before that. So nobody
+// waits for the memory, if there is enough to do.
+func (t *Table) eachWave(r *readScratch, keys []int64, fn func(l *lookup, at, n int)) {
+	s := &t.rows
+	waves := (len(keys) + wave - 1) / wave
+	part := func(k int) []int64 { return keys[k*wave : min((k+1)*wave, len(keys))] }
+	for k := range waves + 1 {
+		if k == 0 {
+			s.seek(&r.ahead[0], part(0))
+		}
+		if k < waves {
+			s.resolve(&r.ahead[k&1], part(k), t.rowBytes)
+		}
+		if k > 0 {
+			fn(&r.ahead[(k-1)&1], (k-1)*wave, len(part(k-1)))
+		}
+		if k+1 < waves {
+			s.seek(&r.ahead[(k+1)&1], part(k+1))
+		}
+	}
+}
+
+// noBucket is where a search ends that has nowhere to begin.
+var noBucket bucket
+
+// seek finds the buckets of keys.
+func (s *store) seek(l *lookup, keys []int64) {
+	for i, key := range keys {
+		hash := Hash(key)
+		b := &noBucket
+		if p := s.part(hash); p.live > 0 {
+			b = p.home(hash)
+		}
+		l.bucket[i%wave] = unsafe.Pointer(b)
+	}
+	prefetch(&l.bucket[0], len(keys), bucketBytes)
+}
+
+// resolve finds the slots and records of keys in their buckets.
+func (s *store) resolve(l *lookup, keys []int64, rowBytes int) {
+	for i, key := range keys {
+		i %= wave
+		b := (*bucket)(l.bucket[i])
+		at := b.find(key)
+		if at == bucketKeys && b.n == bucketKeys {
+			b, at = search(b.next(), key)
+			if b == nil {
+				at = bucketKeys
+			}
+		}
+		l.slot[i], l.record[i] = 0, nil
+		if at < bucketKeys {
+			l.slot[i] = b.slots[at]
+			l.record[i] = s.record(b.slots[at] - 1)
+		}
+	}
+	prefetch(&l.record[0], len(keys), min(rowBytes, prefetchBytes))
+}
+
+// copyWave copies the rows of a wave in the table's dtype.
+func (t *Table) copyWave(r *readScratch, l *lookup, dst []byte, keys []int64) {
 	size := t.rowBytes
 	for i, key := range keys {
 		to := dst[i*size : (i+1)*size]
-		if h := r.record[i]; h != nil {
-			copy(to, unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(h), headerBytes)), size))
+		if record := l.record[i]; record != nil {
+			copy(to, unsafe.Slice((*byte)(record), size))
 			continue
 		}
 		f := r.floats[:t.schema.Width]
 		t.first.fill(f, key)
 		encode(to, f, t.schema.DType, t.schema.Width)
-	}
-}
-
-// lookUp finds the records of at most wave keys, nil for those without one. The loads of one
-// loop do not wait for each other.
-func (t *Table) lookUp(r *readScratch, keys []int64) {
-	s := &t.rows
-	for i, key := range keys {
-		hash := Hash(key)
-		p := s.index.part(hash)
-		r.entry[i] = 0
-		if p.live > 0 {
-			r.entry[i] = p.entries[tagOf(hash)>>p.shift]
-		}
-	}
-	for i, key := range keys {
-		r.record[i] = nil
-		if e := r.entry[i]; e != 0 {
-			if hash := Hash(key); entryTag(e) == tagOf(hash) {
-				r.record[i] = s.header(entrySlot(e))
-			} else {
-				r.record[i] = s.get(key, hash)
-			}
-		}
-	}
-	for i, key := range keys {
-		if h := r.record[i]; h != nil && h.key != key {
-			r.record[i] = s.get(key, Hash(key))
-		}
 	}
 }

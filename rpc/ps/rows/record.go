@@ -2,10 +2,7 @@
 
 package rows
 
-import (
-	"encoding/binary"
-	"math"
-)
+import "math"
 
 // Record is what a snapshot has of a key. There are three sorts: a row; a key that waits
 // for its admission, with Young set; and a key that was removed, with neither Row nor
@@ -36,19 +33,16 @@ func (t *Table) Put(r Record) (bool, error) {
 	if r.Row == nil && !r.Young {
 		return t.remove(r.Key, r.LSN, uint32(r.Step)), nil
 	}
-	h := t.rows.get(r.Key, hash)
-	for _, other := range []*header{h, t.young.get(r.Key, hash), t.gone.get(r.Key, hash)} {
-		if other != nil && other.lsn >= r.LSN {
-			return false, nil
-		}
+	if t.newest(r.Key, hash) >= r.LSN {
+		return false, nil
 	}
 	t.gone.drop(r.Key, hash)
 	var err error
 	if r.Young {
 		t.removeRow(r.Key, hash)
-		y := t.young.get(r.Key, hash)
+		_, y := t.young.get(r.Key, hash)
 		if y == nil {
-			if y, err = t.young.add(r.Key, hash); err != nil {
+			if _, y, err = t.young.add(r.Key, hash); err != nil {
 				return false, t.noMemory(r.Key, err)
 			}
 		}
@@ -56,28 +50,49 @@ func (t *Table) Put(r Record) (bool, error) {
 		return true, nil
 	}
 	t.young.drop(r.Key, hash)
+	if t.cold != nil {
+		if was, ok := t.cold.headers.drop(r.Key, hash); ok {
+			t.stats.end(was.count)
+		}
+		t.makeRoom(1)
+	}
+	slot, h := t.rows.get(r.Key, hash)
 	if h == nil {
-		if h, err = t.rows.add(r.Key, hash); err != nil {
+		if slot, h, err = t.rows.add(r.Key, hash); err != nil {
 			return false, t.noMemory(r.Key, err)
 		}
 	} else {
-		t.stats.end(h.pushes())
+		t.stats.end(h.count)
 	}
 	t.stats.begin(r.Count)
 	h.lsn, h.step, h.count = r.LSN, uint32(r.Step), r.Count
-	copy(bytesAt(h, 0, t.rowBytes), r.Row)
-	for i, s := range floatsOf(r.State) {
-		floatsAt(h, t.stateAt, t.stateLen)[i] = s
+	if t.cold != nil {
+		t.cold.took(slot, r.Key)
 	}
+	record := t.rows.record(slot)
+	copy(bytesAt(record, 0, t.rowBytes), r.Row)
+	copy(bytesAt(record, t.stateAt, 4*t.stateLen), r.State)
 	return true, nil
 }
 
-func floatsOf(b []byte) []float32 {
-	out := make([]float32, len(b)/4)
-	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+// stores returns those in which a key may be; it is in one of them at a time.
+func (t *Table) stores() []*store {
+	all := []*store{&t.rows, &t.young, &t.gone}
+	if t.cold != nil {
+		all = append(all, &t.cold.headers)
 	}
-	return out
+	return all
+}
+
+// newest returns the number of the last entry that changed a key, 0 if none has.
+func (t *Table) newest(key int64, hash uint64) uint64 {
+	lsn := uint64(0)
+	for _, s := range t.stores() {
+		if _, h := s.get(key, hash); h != nil {
+			lsn = max(lsn, h.lsn)
+		}
+	}
+	return lsn
 }
 
 func (t *Table) checkRecord(r Record) error {
@@ -125,17 +140,15 @@ func (t *Table) Remove(at Mark, keys []int64) {
 // remove returns false if what there is of the key is as new as lsn or newer.
 func (t *Table) remove(key int64, lsn uint64, step uint32) bool {
 	hash := Hash(key)
-	g := t.gone.get(key, hash)
-	for _, other := range []*header{t.rows.get(key, hash), t.young.get(key, hash), g} {
-		if other != nil && other.lsn >= lsn {
-			return false
-		}
+	if t.newest(key, hash) >= lsn {
+		return false
 	}
 	t.removeRow(key, hash)
 	t.young.drop(key, hash)
+	_, g := t.gone.get(key, hash)
 	if g == nil {
 		var err error
-		if g, err = t.gone.add(key, hash); err != nil {
+		if _, g, err = t.gone.add(key, hash); err != nil {
 			return true // what cannot be remembered was removed all the same
 		}
 	}
@@ -144,22 +157,27 @@ func (t *Table) remove(key int64, lsn uint64, step uint32) bool {
 }
 
 func (t *Table) removeRow(key int64, hash uint64) {
+	if t.cold != nil {
+		if slot, h := t.rows.get(key, hash); h != nil {
+			t.cold.gave(slot)
+		} else if was, ok := t.cold.headers.drop(key, hash); ok {
+			t.stats.end(was.count)
+		}
+	}
 	if was, ok := t.rows.drop(key, hash); ok {
-		t.stats.end(was.pushes())
+		t.stats.end(was.count)
 	}
 }
 
 // Forget drops what the table remembers of keys that were removed by entries up to lsn: a
 // snapshot has it.
 func (t *Table) Forget(lsn uint64) {
-	t.eachHeader([]*store{&t.gone}, func(batch []header) {
+	t.eachHeader([]*store{&t.gone}, func(batch []keyed) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		for _, h := range batch {
-			if h.lsn <= lsn {
-				if g := t.gone.get(h.key, Hash(h.key)); g != nil && g.lsn <= lsn {
-					t.gone.drop(h.key, Hash(h.key))
-				}
+		for _, k := range batch {
+			if _, h := t.gone.get(k.key, Hash(k.key)); h != nil && h.lsn <= lsn {
+				t.gone.drop(k.key, Hash(k.key))
 			}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -50,14 +51,14 @@ func same(t testing.TB, got, want map[int64]string) {
 	t.FailNow()
 }
 
-// entry is an entry of a log.
-type entry struct {
+// logEntry is an entry of a log.
+type logEntry struct {
 	keys   []int64
 	grad   []float32
 	remove bool
 }
 
-func (e entry) apply(t testing.TB, table *Table, lsn uint64) {
+func (e logEntry) apply(t testing.TB, table *Table, lsn uint64) {
 	t.Helper()
 	at := Mark{LSN: lsn, Step: lsn / 4}
 	if e.remove {
@@ -67,12 +68,12 @@ func (e entry) apply(t testing.TB, table *Table, lsn uint64) {
 	}
 }
 
-func draw(r *rand.Rand, width int) entry {
+func draw(r *rand.Rand, width int) logEntry {
 	keys := map[int64]bool{}
 	for range 1 + r.IntN(400) {
 		keys[int64(r.ExpFloat64()*2000)] = true
 	}
-	e := entry{keys: slices.Sorted(maps.Keys(keys)), remove: r.IntN(5) == 0}
+	e := logEntry{keys: slices.Sorted(maps.Keys(keys)), remove: r.IntN(5) == 0}
 	if e.remove {
 		e.keys = e.keys[:1+len(e.keys)/4]
 	}
@@ -95,11 +96,12 @@ func TestSnapshotAndLog(t *testing.T) {
 		{"float32", Schema{Width: 3, Optimizer: Optimizer{Kind: Adagrad}}},
 		{"admission", Schema{Width: 3, DType: tensor.BFloat16, Admit: 3, Optimizer: Optimizer{Kind: LazyAdam}}},
 		{"int8", Schema{Width: 7, DType: tensor.Int8, Admit: 2, Optimizer: Optimizer{Kind: RowwiseAdagrad}, Init: Init{Kind: Normal, Scale: 1}}},
+		{"cold", Schema{Width: 5, DType: tensor.Float16, Admit: 2, Optimizer: Optimizer{Kind: Adagrad}, Memory: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 3))
 			table := newTable(t, c.schema)
-			var log []entry // entry i has number i+1
+			var log []logEntry // entry i has number i+1
 			appendSome := func(n int) {
 				for range n {
 					log = append(log, draw(r, c.schema.Width))
@@ -156,8 +158,14 @@ func TestSnapshotAndLog(t *testing.T) {
 // TestScanBesideUpdates: readers, scans and the writer at the same time. A row is seen whole,
 // and each row that was there before a scan comes once.
 func TestScanBesideUpdates(t *testing.T) {
+	for _, memory := range []int64{0, 1} {
+		t.Run(fmt.Sprintf("memory=%d", memory), func(t *testing.T) { scanBesideUpdates(t, memory) })
+	}
+}
+
+func scanBesideUpdates(t *testing.T, memory int64) {
 	const width, fixed = 16, 5000
-	table := newTable(t, Schema{Width: width, Optimizer: Optimizer{LR: -1}})
+	table := newTable(t, Schema{Width: width, Optimizer: Optimizer{LR: -1}, Memory: memory})
 	keys, grad := make([]int64, fixed), make([]float32, fixed*width)
 	for i := range keys {
 		keys[i] = int64(i)
@@ -235,6 +243,50 @@ func TestScanBesideUpdates(t *testing.T) {
 	}
 	close(done)
 	readers.Wait()
+}
+
+// TestFullDisk: rows that the disk does not take stay in memory, and nothing is lost.
+func TestFullDisk(t *testing.T) {
+	table := newTable(t, Schema{Width: 4, Optimizer: Optimizer{LR: -1}, Memory: 1})
+	file := table.cold.file
+	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("this system has no /dev/full")
+	}
+	defer full.Close()
+	table.cold.file = full
+	keys, grad := make([]int64, 3*minHot), make([]float32, 3*minHot*4)
+	for i := range keys {
+		keys[i] = int64(i)
+	}
+	for i := range grad {
+		grad[i] = float32(i)
+	}
+	if _, err := table.Update(Mark{LSN: 1}, keys, grad); err != nil {
+		t.Fatal(err)
+	}
+	if err := sameBits(values(t, table, keys), grad); err != nil {
+		t.Error(err)
+	}
+	if s := table.Stats(); s.Hot != len(keys) || s.DiskProblem == "" {
+		t.Errorf("%+v", s)
+	}
+	table.cold.file = file
+	for i := range grad {
+		grad[i] = 1
+	}
+	if _, err := table.Update(Mark{LSN: 2}, keys, grad); err != nil {
+		t.Fatal(err)
+	}
+	for i := range grad {
+		grad[i] += float32(i)
+	}
+	if err := sameBits(values(t, table, keys), grad); err != nil {
+		t.Error(err)
+	}
+	if s := table.Stats(); s.Hot > minHot || s.DiskProblem != "" {
+		t.Errorf("%+v", s)
+	}
 }
 
 // TestAdmission: pushes below the bound are counted, and the row begins with the first

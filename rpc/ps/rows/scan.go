@@ -2,26 +2,23 @@
 
 package rows
 
-import (
-	"math/bits"
-	"unsafe"
-)
+import "math/bits"
 
 // scanRows is about the number of records that are copied under one lock.
 const scanRows = 256
 
-// eachSpan calls fn, under the read lock, with the slots of some hundred records of stores
+// eachSpan calls fn, under the read lock, with the entries of some hundred keys of stores
 // whose keys are neighbours by hash, and then after without the lock. So a record that is
 // in one of the stores from the beginning to the end comes once, also if it moves from one
 // to another.
-func (t *Table) eachSpan(stores []*store, fn func(of int, slots []uint32), after func() error) error {
-	var slots []uint32
+func (t *Table) eachSpan(stores []*store, fn func(of int, entries []entry), after func() error) error {
+	var entries []entry
 	for p := range NumPartitions {
 		for lo, done := uint64(0), false; !done; {
 			t.mu.RLock()
-			live := int32(0)
+			live := uint32(0)
 			for _, s := range stores {
-				live = max(live, s.index.parts[p].live)
+				live = max(live, s.parts[p].live)
 			}
 			// A span of tags has about scanRows of the part's entries.
 			spans := uint64(1) << bits.Len64(uint64(live)/scanRows)
@@ -29,8 +26,8 @@ func (t *Table) eachSpan(stores []*store, fn func(of int, slots []uint32), after
 			done = live == 0 || hi >= 1<<32-1
 			if live > 0 {
 				for of, s := range stores {
-					slots = s.index.parts[p].within(slots[:0], uint32(lo), uint32(min(hi, 1<<32-1)))
-					fn(of, slots)
+					entries = s.parts[p].within(entries[:0], uint32(lo), uint32(min(hi, 1<<32-1)))
+					fn(of, entries)
 				}
 			}
 			t.mu.RUnlock()
@@ -43,12 +40,18 @@ func (t *Table) eachSpan(stores []*store, fn func(of int, slots []uint32), after
 	return nil
 }
 
+// keyed is a header with its key.
+type keyed struct {
+	header
+	key int64
+}
+
 // eachHeader calls fn with copies of all headers of stores, without a lock.
-func (t *Table) eachHeader(stores []*store, fn func(batch []header)) {
-	var batch []header
-	_ = t.eachSpan(stores, func(of int, slots []uint32) {
-		for _, slot := range slots {
-			batch = append(batch, *stores[of].header(slot))
+func (t *Table) eachHeader(stores []*store, fn func(batch []keyed)) {
+	var batch []keyed
+	_ = t.eachSpan(stores, func(of int, entries []entry) {
+		for _, e := range entries {
+			batch = append(batch, keyed{*stores[of].header(e.slot), e.key})
 		}
 	}, func() error { fn(batch); batch = batch[:0]; return nil })
 }
@@ -60,12 +63,20 @@ func (t *Table) eachHeader(stores []*store, fn func(batch []header)) {
 func (t *Table) Scan(since uint64, fn func(Record) error) error {
 	var batch []Record
 	var values []byte
+	var cold []read
 	size := t.rowBytes + 4*t.stateLen
 	emit := func() error {
-		for i, r := range batch {
+		if err := t.scanCold(batch, cold); err != nil {
+			return err
+		}
+		cold = cold[:0]
+		for _, r := range batch {
+			if r.LSN == 0 {
+				continue
+			}
 			if r.Row != nil {
-				to := values[i*size : (i+1)*size : (i+1)*size]
-				r.Row, r.State = to[:t.rowBytes:t.rowBytes], to[t.rowBytes:]
+				whole := r.Row[:size:size]
+				r.Row, r.State = whole[:t.rowBytes:t.rowBytes], whole[t.rowBytes:]
 			}
 			if err := fn(r); err != nil {
 				return err
@@ -77,26 +88,33 @@ func (t *Table) Scan(since uint64, fn func(Record) error) error {
 	// Removed keys are looked at together with the rows, for a key that begins anew is
 	// neither among the rows behind the scan nor among the removed ones before it.
 	var removed []Record
-	stores := []*store{&t.rows, &t.young, &t.gone}
-	err := t.eachSpan(stores, func(of int, slots []uint32) {
-		for _, slot := range slots {
-			h := stores[of].header(slot)
-			if h.lsn <= since || of == 2 && since == 0 {
+	const isYoung, isGone, isCold = 1, 2, 3
+	stores := t.stores()
+	err := t.eachSpan(stores, func(of int, entries []entry) {
+		for _, e := range entries {
+			h := stores[of].header(e.slot)
+			if h.lsn <= since || of == isGone && since == 0 {
 				continue
 			}
-			r := Record{Key: h.key, LSN: h.lsn, Step: uint64(h.step), Count: h.pushes(), Young: of == 1}
-			if of == 2 {
+			r := Record{Key: e.key, LSN: h.lsn, Step: uint64(h.step), Count: h.count, Young: of == isYoung}
+			if of == isGone {
 				removed = append(removed, r)
 				continue
 			}
-			if of == 0 {
+			if of != isYoung {
 				i := len(batch)
 				if len(values) < (i+1)*size {
-					values = append(values, make([]byte, (i+1)*size)...)
+					values = make([]byte, 2*(i+1)*size) // earlier records keep the memory that they have
 				}
 				r.Row = values[i*size:][:size]
-				copy(r.Row, bytesAt(h, 0, t.rowBytes))
-				copy(r.Row[t.rowBytes:], bytesOf(floatsAt(h, t.stateAt, t.stateLen)))
+			}
+			switch of {
+			case 0:
+				record := t.rows.record(e.slot)
+				copy(r.Row, bytesAt(record, 0, t.rowBytes))
+				copy(r.Row[t.rowBytes:], bytesAt(record, t.stateAt, 4*t.stateLen))
+			case isCold:
+				cold = append(cold, read{key: e.key, slot: e.slot, lsn: h.lsn, at: len(batch)})
 			}
 			batch = append(batch, r)
 		}
@@ -108,7 +126,42 @@ func (t *Table) Scan(since uint64, fn func(Record) error) error {
 	return emit()
 }
 
-// bytesOf returns the memory of numbers; all systems of Cohort are little-endian.
-func bytesOf(x []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+// scanCold reads the cold rows of a batch. A row that has moved meanwhile is taken as it is
+// now, under the lock.
+func (t *Table) scanCold(batch []Record, cold []read) error {
+	if len(cold) == 0 {
+		return nil
+	}
+	c := t.cold
+	bytes := make([]byte, len(cold)*c.size)
+	for i := range cold {
+		cold[i].to = bytes[i*c.size : (i+1)*c.size]
+	}
+	if err := c.read(t, cold); err != nil {
+		return err
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, r := range cold {
+		hash := Hash(r.key)
+		slot, h := c.headers.get(r.key, hash)
+		record := &batch[r.at]
+		switch {
+		case h != nil && slot == r.slot && h.lsn == r.lsn:
+		case h != nil:
+			if err := c.read(t, []read{{key: r.key, slot: slot, to: r.to}}); err != nil {
+				return err
+			}
+		default:
+			if slot, h = t.rows.get(r.key, hash); h == nil {
+				*record = Record{} // it was removed: the log says so behind the scan's beginning
+				continue
+			}
+			copy(r.to, bytesAt(t.rows.record(slot), 0, c.size))
+		}
+		record.LSN, record.Step, record.Count = h.lsn, uint64(h.step), h.count
+		copy(record.Row, r.to[:t.rowBytes])
+		copy(record.Row[t.rowBytes:], r.to[t.stateAt:t.stateAt+4*t.stateLen])
+	}
+	return nil
 }

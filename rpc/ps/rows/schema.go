@@ -143,6 +143,9 @@ func (s Schema) Validate() error {
 	if s.Rows > 0 && (s.Admit > 1 || s.Evict != Eviction{}) {
 		return fail("a dense table (rows = %d) keeps all its rows: leave out admit and evict", s.Rows)
 	}
+	if s.Memory > 0 && s.Optimizer.Kind == Adam {
+		return fail("optimizer.kind is adam, which moves all rows at each step, and memory would keep some on disk: use lazy_adam, or leave memory out")
+	}
 	if problem := s.Init.validate(); problem != "" {
 		return fail("%s", problem)
 	}

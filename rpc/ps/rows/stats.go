@@ -6,19 +6,20 @@ import "math/bits"
 
 // Stats are numbers about a table.
 type Stats struct {
-	Rows, Hot  int   // rows, and those of them in memory
-	Bytes      int64 // of rows with their headers and states, in memory
-	DiskBytes  int64 // of rows on disk
-	IndexBytes int64
-	Young      int   // keys that wait for their admission
-	Gone       int   // keys that were removed and not yet forgotten
-	Made       int64 // rows made since the table is in this process
-	Admitted   int64 // of them, after waiting
-	Removed    int64
-	Updates    int64   // calls of Update
-	Pushes     int64   // of keys with a row
-	ColdReads  int64   // rows read from disk
-	Skew       float64 // the share of pushes that the hundredth of rows with most of them had, about
+	Rows, Hot   int   // rows, and those of them in memory
+	Bytes       int64 // of rows with their headers and states, in memory
+	DiskBytes   int64 // of rows on disk
+	IndexBytes  int64
+	Young       int   // keys that wait for their admission
+	Gone        int   // keys that were removed and not yet forgotten
+	Made        int64 // rows made since the table is in this process
+	Admitted    int64 // of them, after waiting
+	Removed     int64
+	Updates     int64   // calls of Update
+	Pushes      int64   // of keys with a row
+	ColdReads   int64   // rows read from disk
+	DiskProblem string  // why rows stay in memory beyond Schema.Memory, "" if they do not
+	Skew        float64 // the share of pushes that the hundredth of rows with most of them had, about
 }
 
 // counters are what Stats are made of.
@@ -86,14 +87,20 @@ func (t *Table) Stats() Stats {
 	defer t.mu.RUnlock()
 	c := &t.stats
 	s := Stats{
-		Rows: t.rows.live(), Hot: t.rows.live(), Bytes: t.rows.bytes() + t.young.bytes() + t.gone.bytes(),
+		Rows: t.numRows(), Hot: t.rows.live(), Bytes: t.rows.bytes() + t.young.bytes() + t.gone.bytes(),
 		Young: t.young.live(), Gone: t.gone.live(),
 		Made: c.made, Admitted: c.admitted, Removed: c.removed, Updates: c.updates, Pushes: c.pushes, Skew: c.skew(),
 	}
-	for _, x := range []*store{&t.rows, &t.young, &t.gone} {
-		for i := range x.index.parts {
-			s.IndexBytes += 8 * int64(len(x.index.parts[i].entries))
+	if c := t.cold; c != nil {
+		s.Bytes += c.headers.bytes()
+		s.DiskBytes = int64(c.headers.live()) * int64(c.size)
+		s.ColdReads = c.reads.Load()
+		if e := c.problem.Load(); e != nil {
+			s.DiskProblem = e.Error()
 		}
+	}
+	for _, x := range t.stores() {
+		s.IndexBytes += x.index.memory.bytes
 	}
 	return s
 }

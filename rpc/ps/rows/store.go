@@ -2,79 +2,58 @@
 
 package rows
 
-import (
-	"errors"
-	"unsafe"
-)
+import "errors"
+
+var errAlike = errors.New("too many keys have hashes that begin alike")
 
 var errFull = errors.New("the table has 2^31 records, which is all that a process can have")
 
 // store has records by key.
 type store struct {
-	index *index
+	*index
 	arena
 }
 
 func newStore(bytes, most int) store { return store{&index{}, newArena(bytes, most)} }
 
-// find returns the place of a key in its part, and its slot.
-func (s *store) find(key int64, hash uint64) (at int, slot uint32, ok bool) {
-	p := s.index.part(hash)
-	if p.live == 0 {
-		return 0, 0, false
+// get returns the slot and the header of a key, nil if it has none.
+func (s *store) get(key int64, hash uint64) (uint32, *header) {
+	if b, i := s.find(key, hash); b != nil {
+		return b.slots[i] - 1, s.header(b.slots[i] - 1)
 	}
-	tag := tagOf(hash)
-	for at := int(tag >> p.shift); at < len(p.entries); at++ {
-		e := p.entries[at]
-		if e == 0 {
-			break
-		}
-		if entryTag(e) == tag && s.header(entrySlot(e)).key == key {
-			return at, entrySlot(e), true
-		}
-	}
-	return 0, 0, false
+	return 0, nil
 }
 
-// get returns the record of a key, nil if it has none.
-func (s *store) get(key int64, hash uint64) *header {
-	if _, slot, ok := s.find(key, hash); ok {
-		return s.header(slot)
-	}
-	return nil
-}
-
-// add makes the record of a key that has none. Its header has the key alone, the rest of
-// it is undefined.
-func (s *store) add(key int64, hash uint64) (*header, error) {
+// add makes the record of a key that has none, with a header of zeros; the rest of it is
+// undefined.
+func (s *store) add(key int64, hash uint64) (uint32, *header, error) {
 	slot, err := s.take()
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	s.index.part(hash).insert(tagOf(hash), slot)
+	if err := s.insert(key, hash, slot); err != nil {
+		s.give(slot)
+		return 0, nil, err
+	}
 	h := s.header(slot)
-	*h = header{key: key}
-	return h, nil
+	*h = header{}
+	return slot, h, nil
 }
 
 // drop removes the record of a key and returns what its header was.
 func (s *store) drop(key int64, hash uint64) (header, bool) {
-	at, slot, ok := s.find(key, hash)
-	if !ok {
+	b, i := s.find(key, hash)
+	if b == nil {
 		return header{}, false
 	}
-	was := *s.header(slot)
-	s.index.part(hash).remove(at)
+	slot := b.slots[i] - 1
+	s.part(hash).remove(b, i)
 	s.give(slot)
-	return was, true
+	return *s.header(slot), true
 }
 
-// bytesAt returns n bytes of a record from an offset behind its header.
-func bytesAt(h *header, offset, n int) []byte {
-	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(h), headerBytes+offset)), n)
-}
-
-// floatsAt returns n float32 of a record from an offset behind its header.
-func floatsAt(h *header, offset, n int) []float32 {
-	return unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(h), headerBytes+offset)), n)
+func (s *store) close() error {
+	err := s.index.memory.close()
+	s.parts = [NumPartitions]part{}
+	return errors.Join(err, s.arena.close())
 }

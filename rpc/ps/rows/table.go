@@ -32,14 +32,15 @@ type Table struct {
 	schema   Schema // with defaults
 	owns     func(int64) bool
 	rowBytes int
-	stateAt  int // offset of a record's state behind its header
+	stateAt  int // offset of the state in a record
 	stateLen int // float32 of it
 	first    filler
 
 	mu    sync.RWMutex // the writer holds it for some hundred rows at a time
 	rows  store
-	young store // keys that have fewer pushes than Admit: headers alone
-	gone  store // keys that were removed: headers alone
+	young store     // keys that have fewer pushes than Admit: headers alone
+	gone  store     // keys that were removed: headers alone
+	cold  *coldRows // nil without Schema.Memory
 	stats counters
 
 	update updateScratch
@@ -60,6 +61,12 @@ func New(s Schema, o Options) (*Table, error) {
 	t.young, t.gone = newStore(0, 0), newStore(0, 0)
 	t.reads.New = func() any { return newReadScratch(t) }
 	t.update.init(t)
+	if s.Memory > 0 {
+		var err error
+		if t.cold, err = newColdRows(t, o.Dir); err != nil {
+			return nil, err
+		}
+	}
 	return t, nil
 }
 
@@ -73,7 +80,15 @@ func (t *Table) RecordBytes() (row, state int) { return t.rowBytes, 4 * t.stateL
 func (t *Table) Len() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.rows.live()
+	return t.numRows()
+}
+
+func (t *Table) numRows() int {
+	n := t.rows.live()
+	if t.cold != nil {
+		n += t.cold.headers.live()
+	}
+	return n
 }
 
 // Close gives the memory of the table back.
@@ -85,7 +100,11 @@ func (t *Table) Close() error {
 		if err := s.close(); err != nil && first == nil {
 			first = err
 		}
-		s.index = &index{}
+	}
+	if t.cold != nil {
+		if err := t.cold.close(); err != nil && first == nil {
+			first = err
+		}
 	}
 	return first
 }

@@ -8,7 +8,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
+	"github.com/cohort-ml/cohort/internal/seeded"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -17,7 +19,7 @@ func newTable(t testing.TB, s Schema) *Table {
 	if s.Name == "" {
 		s.Name = "test"
 	}
-	table, err := New(s, Options{})
+	table, err := New(s, Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,6 +29,11 @@ func newTable(t testing.TB, s Schema) *Table {
 		}
 	})
 	return table
+}
+
+// bytesOf returns the memory of numbers.
+func bytesOf(x []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
 // values are the rows of keys in float32.
@@ -53,11 +60,15 @@ func sameBits(a, b []float32) error {
 
 // TestAgainstMap plays random pushes, removals and pulls against a map.
 func TestAgainstMap(t *testing.T) {
-	const seed = 5
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	for _, memory := range []int64{0, 1} { // 1: all but minHot rows lie on disk
+		t.Run(fmt.Sprintf("memory=%d", memory), func(t *testing.T) { againstMap(t, memory) })
+	}
+}
+
+func againstMap(t *testing.T, memory int64) {
+	r := rand.New(rand.NewPCG(seeded.Of(t), 0))
 	const width = 5
-	s := Schema{Name: "map", Width: width, Init: Init{Kind: Uniform, Scale: 0.5, Seed: 9}, Optimizer: Optimizer{LR: -1}}
+	s := Schema{Name: "map", Width: width, Init: Init{Kind: Uniform, Scale: 0.5, Seed: 9}, Optimizer: Optimizer{LR: -1}, Memory: memory}
 	table := newTable(t, s)
 	want := map[int64][]float32{}
 	rowOf := func(k int64) []float32 {
@@ -134,6 +145,9 @@ func TestAgainstMap(t *testing.T) {
 	if len(seen) != len(want) {
 		t.Fatalf("Scan gave %d keys of %d", len(seen), len(want))
 	}
+	if s := table.Stats(); memory > 0 && (s.Hot > minHot || s.Rows == s.Hot || s.ColdReads == 0 || s.DiskProblem != "") {
+		t.Errorf("%+v", s)
+	}
 }
 
 func TestErrors(t *testing.T) {
@@ -160,5 +174,70 @@ func TestErrors(t *testing.T) {
 	}
 	if err := table.Check([]int64{1, 2}, []float32{0, math.MaxFloat32, -math.MaxFloat32, 1e-45}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestIndexOfLikeTags: keys whose tags are alike fill many buckets behind their home, and the
+// part grows for them. Each key is found while others come and go.
+func TestIndexOfLikeTags(t *testing.T) {
+	x := &index{}
+	defer x.memory.close()
+	r := rand.New(rand.NewPCG(4, 4))
+	// Hash is one to one: take the keys of chosen hashes, by the inverse of its steps.
+	inverse := func(h uint64) int64 {
+		h ^= h >> 33
+		h *= 0x9cb4b2f8129337db
+		h ^= h >> 33
+		h *= 0x4f74430c22a54005
+		h ^= h >> 33
+		return int64(h)
+	}
+	var keys []int64
+	for i := range uint64(300) {
+		tag := uint64(i%7) << 61 // seven tags, the highest of all among them
+		if i%7 == 6 {
+			tag = 1<<64 - 1<<32
+		}
+		keys = append(keys, inverse(tag|i<<10|5))
+	}
+	in := map[int64]uint32{}
+	for range 20000 {
+		k := keys[r.IntN(len(keys))]
+		hash := Hash(k)
+		if hash%NumPartitions != 5 {
+			t.Fatalf("the hash of %d is %#x: the inverse is wrong", k, hash)
+		}
+		b, i := x.find(k, hash)
+		slot, there := in[k]
+		if there != (b != nil) || there && b.slots[i]-1 != slot {
+			t.Fatalf("key %d: found %v, is there %v", k, b != nil, there)
+		}
+		// The part becomes full and empty by turns.
+		if there && (r.IntN(2) == 0 || len(in) > 200) {
+			x.part(hash).remove(b, i)
+			delete(in, k)
+		} else if !there {
+			slot := r.Uint32() >> 1
+			if err := x.insert(k, hash, slot); err != nil {
+				t.Fatal(err)
+			}
+			in[k] = slot
+		}
+		if int(x.parts[5].live) != len(in) {
+			t.Fatalf("%d keys, want %d", x.parts[5].live, len(in))
+		}
+	}
+	if got := x.parts[5].within(nil, 0, math.MaxUint32); len(got) != len(in) {
+		t.Errorf("a walk over all tags finds %d keys of %d", len(got), len(in))
+	}
+	few := x.parts[5].within(nil, 1<<29, 1<<29)
+	want := 0
+	for k := range in {
+		if tagOf(Hash(k)) == 1<<29 {
+			want++
+		}
+	}
+	if len(few) != want || want == 0 {
+		t.Errorf("a walk over one tag finds %d keys of %d", len(few), want)
 	}
 }

@@ -2,7 +2,10 @@
 
 package rows
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // tileRows is the number of rows that are computed together: their values and states lie
 // in scratch, one behind the other, while the kernels run.
@@ -21,7 +24,8 @@ type Changes struct {
 // updateScratch is the memory of the writer.
 type updateScratch struct {
 	read   *readScratch
-	record [tileRows]*header
+	record [tileRows]unsafe.Pointer
+	slot   [wave]uint32  // plus one
 	from   [tileRows]int // positions in the tile of the keys of records
 	raw    []byte
 	params []float32
@@ -123,6 +127,11 @@ func (t *Table) Update(at Mark, keys []int64, grad []float32) (Changes, error) {
 	}
 	for lo := 0; lo < len(keys); lo += lockRows {
 		hi := min(lo+lockRows, len(keys))
+		if t.cold != nil {
+			if err := t.stage(keys[lo:hi]); err != nil {
+				return c, err
+			}
+		}
 		if err := t.updateLocked(at, keys[lo:hi], grad[lo*width:hi*width], &c); err != nil {
 			return c, err
 		}
@@ -151,21 +160,27 @@ func (t *Table) updateLocked(at Mark, keys []int64, grad []float32, c *Changes) 
 func (t *Table) updateTile(at Mark, keys []int64, grad []float32, c *Changes) error {
 	u := &t.update
 	width := t.schema.Width
-	for lo := 0; lo < len(keys); lo += wave {
-		hi := min(lo+wave, len(keys))
-		t.lookUp(u.read, keys[lo:hi])
-		copy(u.record[lo:hi], u.read.record[:])
-	}
+	t.makeRoom(len(keys)) // before the waves: rows that they found stay where they are
 	n := 0
-	for i, key := range keys {
-		h, err := t.touch(at, key, u.record[i], c)
-		if err != nil {
-			return err
+	var failed error
+	t.eachWave(u.read, keys, func(l *lookup, first, num int) {
+		for i, key := range keys[first : first+num] {
+			slot, change, err := t.touch(at, key, l.slot[i], c)
+			if err != nil {
+				failed = err
+				return
+			}
+			if change {
+				if t.cold != nil {
+					t.cold.took(slot, key)
+				}
+				u.record[n], u.from[n] = t.rows.record(slot), first+i
+				n++
+			}
 		}
-		if h != nil {
-			u.record[n], u.from[n] = h, i
-			n++
-		}
+	})
+	if failed != nil {
+		return failed
 	}
 	if n == len(keys) {
 		t.applyTile(at, u.record[:n], grad)
@@ -178,60 +193,77 @@ func (t *Table) updateTile(at Mark, keys []int64, grad []float32, c *Changes) er
 	return nil
 }
 
-// touch counts a push of a key whose record is h, and returns the record of the row to
-// change: a new one if there was none, nil if the push changes nothing.
-func (t *Table) touch(at Mark, key int64, h *header, c *Changes) (*header, error) {
-	if h != nil {
+// touch counts a push of a key whose slot plus one is plus, and returns the slot of the row
+// to change, which is new if there was none, and false if the push changes nothing.
+func (t *Table) touch(at Mark, key int64, plus uint32, c *Changes) (uint32, bool, error) {
+	if plus != 0 {
+		h := t.rows.header(plus - 1)
 		if h.lsn >= at.LSN {
 			c.Older++
-			return nil, nil
+			return 0, false, nil
 		}
 		t.count(h, at)
 		c.Changed++
-		return h, nil
+		return plus - 1, true, nil
 	}
 	hash := Hash(key)
-	if g := t.gone.get(key, hash); g != nil {
+	if slot, h := t.rows.get(key, hash); h != nil { // a key that stands twice
+		return t.touch(at, key, slot+1, c)
+	}
+	if t.cold != nil {
+		if _, h := t.cold.headers.get(key, hash); h != nil && h.lsn >= at.LSN {
+			c.Older++
+			return 0, false, nil
+		}
+		slot, h, err := t.warm(key, hash)
+		if err != nil {
+			return 0, false, err
+		}
+		if h != nil {
+			return t.touch(at, key, slot+1, c)
+		}
+	}
+	if _, g := t.gone.get(key, hash); g != nil {
 		if g.lsn >= at.LSN {
 			c.Older++
-			return nil, nil
+			return 0, false, nil
 		}
 		t.gone.drop(key, hash)
 	}
 	pushes := uint32(1)
 	if t.schema.Admit > 1 {
-		y := t.young.get(key, hash)
+		_, y := t.young.get(key, hash)
 		if y == nil {
 			var err error
-			if y, err = t.young.add(key, hash); err != nil {
-				return nil, t.noMemory(key, err)
+			if _, y, err = t.young.add(key, hash); err != nil {
+				return 0, false, t.noMemory(key, err)
 			}
 		}
 		if y.lsn >= at.LSN {
 			c.Older++
-			return nil, nil
+			return 0, false, nil
 		}
 		y.count++
 		y.lsn, y.step = at.LSN, max(y.step, uint32(at.Step))
 		if int(y.count) < t.schema.Admit {
 			c.Waiting++
-			return nil, nil
+			return 0, false, nil
 		}
 		pushes = y.count
 		t.young.drop(key, hash)
 		t.stats.admitted++
 	}
-	h, err := t.rows.add(key, hash)
+	slot, h, err := t.rows.add(key, hash)
 	if err != nil {
-		return nil, t.noMemory(key, err)
+		return 0, false, t.noMemory(key, err)
 	}
-	t.begin(h)
+	t.begin(key, slot)
 	h.count = pushes - 1
 	t.stats.begin(pushes - 1)
 	t.count(h, at)
 	c.Changed++
 	c.Made++
-	return h, nil
+	return slot, true, nil
 }
 
 func (t *Table) noMemory(key int64, err error) error {
@@ -241,20 +273,20 @@ func (t *Table) noMemory(key int64, err error) error {
 }
 
 // begin writes the first value and state of a row.
-func (t *Table) begin(h *header) {
+func (t *Table) begin(key int64, slot uint32) {
 	f := t.update.read.floats[:t.schema.Width]
-	t.first.fill(f, h.key)
-	encode(bytesAt(h, 0, t.rowBytes), f, t.schema.DType, t.schema.Width)
-	t.schema.Optimizer.firstState(floatsAt(h, t.stateAt, t.stateLen), t.schema.Width)
+	t.first.fill(f, key)
+	record := t.rows.record(slot)
+	encode(bytesAt(record, 0, t.rowBytes), f, t.schema.DType, t.schema.Width)
+	t.schema.Optimizer.firstState(floatsAt(record, t.stateAt, t.stateLen), t.schema.Width)
 }
 
 // count notes in a row's header that a push changes it.
 func (t *Table) count(h *header, at Mark) {
-	n := h.pushes()
-	if n < maxCount {
+	t.stats.push(h.count)
+	if h.count < maxCount {
 		h.count++
 	}
-	t.stats.push(n)
 	h.lsn, h.step = at.LSN, max(h.step, uint32(at.Step))
 }
 
@@ -267,30 +299,28 @@ func (t *Table) updateAll(at Mark, keys []int64, grad []float32) (Changes, error
 	from := make([]int32, t.rows.next, int(t.rows.next)+len(keys)) // of a slot: the position of its key, plus one
 	for i, key := range keys {
 		hash := Hash(key)
-		h := t.rows.get(key, hash)
+		slot, h := t.rows.get(key, hash)
 		if h != nil && h.lsn >= at.LSN {
 			c.Older++
 			continue
 		}
 		if h == nil {
 			var err error
-			if h, err = t.rows.add(key, hash); err != nil {
+			if slot, h, err = t.rows.add(key, hash); err != nil {
 				return c, t.noMemory(key, err)
 			}
-			t.begin(h)
+			t.begin(key, slot)
 			t.stats.begin(0)
 			c.Made++
 			from = append(from, 0)
 		}
-		_, slot, _ := t.rows.find(key, hash)
 		from[slot] = int32(i) + 1
 		t.count(h, Mark{Step: at.Step, LSN: h.lsn})
 	}
 	u := &t.update
 	n := 0
-	for slot := uint32(0); slot < t.rows.next; slot++ {
-		h := t.rows.header(slot)
-		if h.lsn < at.LSN {
+	for slot := range t.rows.next {
+		if h := t.rows.header(slot); h.lsn < at.LSN {
 			h.lsn = at.LSN
 			to := u.grads[n*width : (n+1)*width]
 			if i := from[slot]; i > 0 {
@@ -298,7 +328,7 @@ func (t *Table) updateAll(at Mark, keys []int64, grad []float32) (Changes, error
 			} else {
 				clear(to)
 			}
-			u.record[n] = h
+			u.record[n] = t.rows.record(slot)
 			n++
 			c.Changed++
 		}
