@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 // cluster is the servers of a test, on a network inside the process.
 type cluster struct {
 	t       testing.TB
-	net     *rpc.Network
+	net     *rpc.Network // nil: the machine's, with a token
+	token   string
 	servers []*Server
 	agents  []*rpc.Agent // of the servers
 	at      Servers
@@ -32,7 +33,11 @@ type cluster struct {
 // agent makes an agent that is closed at the end of the test.
 func (c *cluster) agent(name string) *rpc.Agent {
 	c.t.Helper()
-	a, err := rpc.Init(context.Background(), name, rpc.WithNetwork(c.net))
+	opts := []rpc.Option{rpc.WithToken(c.token), rpc.WithListen("127.0.0.1:0")}
+	if c.net != nil {
+		opts = []rpc.Option{rpc.WithNetwork(c.net)}
+	}
+	a, err := rpc.Init(context.Background(), name, opts...)
 	if err != nil {
 		c.t.Fatal(err)
 	}
