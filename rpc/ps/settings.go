@@ -91,6 +91,7 @@ func (s settings) agree(other settings) (settings, bool, *Error) {
 
 // schemaText describes a schema, without what each server may choose.
 func schemaText(t rows.Schema) string {
+	t = t.WithDefaults() // a default means the same whether it is written or not
 	t.Memory = 0
 	text, err := json.Marshal(t)
 	if err != nil {
