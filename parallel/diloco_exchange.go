@@ -196,9 +196,7 @@ func (d *DiLoCo) Updated(ctx context.Context) error {
 	if d.under != nil && (due || d.since >= d.o.Delay) {
 		// Before it is due the steps go on, for as long as a slow link or a lost island holds it up.
 		over, err := true, error(nil)
-		if due {
-			d.hurry()
-		} else {
+		if !due {
 			over, err = tell(ctx, d, len(d.under) > 0, nil)
 		}
 		if err == nil && over {
@@ -329,6 +327,7 @@ func (d *DiLoCo) hurry() {
 
 // take waits for the exchange under way, and does a step of the outer optimizer.
 func (d *DiLoCo) take(ctx context.Context) error {
+	d.hurry()
 	begun := time.Now()
 	var e exchangeEnd
 	select {
