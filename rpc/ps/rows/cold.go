@@ -3,7 +3,6 @@
 package rows
 
 import (
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -13,8 +12,6 @@ import (
 const (
 	// minHot is the least number of rows that a table keeps in memory.
 	minHot = 1024
-	// spillRows is the number of rows that leave the memory together.
-	spillRows = 256
 	// maxReads bounds the reads of the disk that a call has under way: disks answer many
 	// in the time of one.
 	maxReads = 32
@@ -27,9 +24,9 @@ const (
 // leaves when memory is short and nobody has read it since the hand last came by (the
 // CLOCK algorithm).
 type coldRows struct {
-	file    *os.File
-	headers store           // slot i has its values and state at i·size of the file
-	size    int             // bytes of values and state
+	segments
+	headers store
+	places  []uint32        // in the file, of the slots of headers
 	most    int             // rows in memory
 	keys    []int64         // of the slots in memory
 	marks   []atomic.Uint32 // of the slots in memory: slotUsed, slotTaken
@@ -63,7 +60,7 @@ func newColdRows(t *Table, dir string) (*coldRows, error) {
 	size := t.stateAt + 4*t.stateLen
 	per := int64(t.rows.stride + headerBytes)
 	return &coldRows{
-		file: f, headers: newStore(0, t.schema.Rows), size: size,
+		segments: newSegments(f, size), headers: newStore(0, t.schema.Rows),
 		most: max(minHot, int(t.schema.Memory/per)), staged: map[int64][]byte{},
 	}, nil
 }
@@ -74,6 +71,40 @@ func (c *coldRows) close() error {
 		err = e
 	}
 	return err
+}
+
+// get returns the place and the header of a key's row, nil if it is not on disk.
+func (c *coldRows) get(key int64, hash uint64) (uint32, *header) {
+	slot, h := c.headers.get(key, hash)
+	if h == nil {
+		return 0, nil
+	}
+	return c.places[slot], h
+}
+
+// drop forgets the row of a key.
+func (c *coldRows) drop(key int64, hash uint64) (header, bool) {
+	slot, h := c.headers.get(key, hash)
+	if h == nil {
+		return header{}, false
+	}
+	c.leave(c.places[slot])
+	return c.headers.drop(key, hash)
+}
+
+// put notes that the row of a key lies at a place.
+func (c *coldRows) put(key int64, h header, place uint32) error {
+	slot, to, err := c.headers.add(key, Hash(key))
+	if err != nil {
+		return err
+	}
+	*to = h
+	for int(slot) >= len(c.places) {
+		c.places = append(c.places, make([]uint32, max(1024, len(c.places)))...)
+	}
+	c.places[slot] = place
+	c.hold(place, slot)
+	return nil
 }
 
 // took notes that a slot in memory has the row of a key.
@@ -106,11 +137,11 @@ func (c *coldRows) use(l *lookup, n int) {
 
 // read is a row to read from the file.
 type read struct {
-	key  int64
-	slot uint32
-	lsn  uint64
-	at   int // where it is wanted
-	to   []byte
+	key   int64
+	place uint32 // in the file
+	lsn   uint64
+	at    int // where it is wanted
+	to    []byte
 }
 
 // read reads rows, many at the same time. No lock is held: the caller looks again whether
@@ -119,7 +150,7 @@ func (c *coldRows) read(t *Table, rs []read) error {
 	c.reads.Add(int64(len(rs)))
 	one := func(rs []read) error {
 		for _, r := range rs {
-			if _, err := c.file.ReadAt(r.to, int64(r.slot)*int64(c.size)); err != nil {
+			if _, err := c.file.ReadAt(r.to, c.offset(r.place)); err != nil {
 				e := t.fail(KindDisk, "the row of key %d cannot be read from disk", r.key)
 				e.Key, e.Cause = r.key, err
 				return e
@@ -153,8 +184,8 @@ func (t *Table) stage(keys []int64) error {
 	var rs []read
 	t.mu.RLock()
 	for _, key := range keys {
-		if slot, h := c.headers.get(key, Hash(key)); h != nil {
-			rs = append(rs, read{key: key, slot: slot})
+		if place, h := c.get(key, Hash(key)); h != nil {
+			rs = append(rs, read{key: key, place: place})
 		}
 	}
 	t.mu.RUnlock()
@@ -173,14 +204,14 @@ func (t *Table) warm(key int64, hash uint64) (uint32, *header, error) {
 	if c == nil {
 		return 0, nil, nil
 	}
-	from, h := c.headers.get(key, hash)
+	from, h := c.get(key, hash)
 	if h == nil {
 		return 0, nil, nil
 	}
 	values, ok := c.staged[key]
 	if !ok {
 		values = make([]byte, c.size)
-		if err := c.read(t, []read{{key: key, slot: from, to: values}}); err != nil {
+		if err := c.read(t, []read{{key: key, place: from, to: values}}); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -190,7 +221,7 @@ func (t *Table) warm(key int64, hash uint64) (uint32, *header, error) {
 	}
 	*warm = *h
 	copy(bytesAt(t.rows.record(slot), 0, c.size), values)
-	c.headers.drop(key, hash)
+	c.drop(key, hash)
 	c.took(slot, key)
 	return slot, warm, nil
 }
@@ -202,9 +233,9 @@ func (t *Table) makeRoom(n int) {
 	if c == nil || t.rows.live()+n <= c.most {
 		return
 	}
-	slots := c.victims(max(spillRows, t.rows.live()+n-c.most), t.rows.next)
+	slots := c.victims(max(segmentRows, t.rows.live()+n-c.most), t.rows.next)
 	for len(slots) > 0 {
-		run := slots[:min(spillRows, len(slots))]
+		run := slots[:min(segmentRows, len(slots))]
 		if err := t.spill(run); err != nil {
 			e := t.fail(KindDisk, "rows cannot leave the memory")
 			e.Cause = err
@@ -243,42 +274,26 @@ func (c *coldRows) victims(n int, slots uint32) []uint32 {
 	return out
 }
 
-// spill writes rows to the file. Neighbours there are written together.
+// spill writes rows, at most segmentRows, to the file.
 func (t *Table) spill(slots []uint32) error {
 	c := t.cold
-	type move struct{ from, to uint32 }
-	moves := make([]move, 0, len(slots))
-	undo := func(ms []move) {
-		for _, m := range ms {
-			c.headers.drop(c.keys[m.from], Hash(c.keys[m.from]))
-		}
+	c.buffer = c.buffer[:0]
+	for _, slot := range slots {
+		c.buffer = append(c.buffer, bytesAt(t.rows.record(slot), 0, c.size)...)
 	}
-	for _, from := range slots {
-		key := c.keys[from]
-		to, h, err := c.headers.add(key, Hash(key))
-		if err != nil {
-			undo(moves)
+	place, err := c.write(c.buffer)
+	if err != nil {
+		return err
+	}
+	for i, slot := range slots {
+		key := c.keys[slot]
+		if err := c.put(key, *t.rows.header(slot), place+uint32(i)); err != nil {
 			return err
 		}
-		*h = *t.rows.header(from)
-		moves = append(moves, move{from, to})
+		t.rows.drop(key, Hash(key))
 	}
-	buffer := make([]byte, 0, len(slots)*c.size)
-	for len(moves) > 0 {
-		n := 0
-		buffer = buffer[:0]
-		for n < len(moves) && moves[n].to == moves[0].to+uint32(n) {
-			buffer = append(buffer, bytesAt(t.rows.record(moves[n].from), 0, c.size)...)
-			n++
-		}
-		if _, err := c.file.WriteAt(buffer, int64(moves[0].to)*int64(c.size)); err != nil {
-			undo(moves)
-			return fmt.Errorf("write of %d rows: %w", n, err)
-		}
-		for _, m := range moves[:n] {
-			t.rows.drop(c.keys[m.from], Hash(c.keys[m.from]))
-		}
-		moves = moves[n:]
+	if c.sparse() { // one for each spill keeps up
+		return c.compact(func(slot, place uint32) { c.places[slot] = place })
 	}
 	return nil
 }
@@ -295,12 +310,12 @@ func (t *Table) gatherCold(rs []read) error {
 		left := rs[:0]
 		for _, r := range rs {
 			hash := Hash(r.key)
-			slot, h := c.headers.get(r.key, hash)
-			if h != nil && slot == r.slot && h.lsn == r.lsn {
+			place, h := c.get(r.key, hash)
+			if h != nil && place == r.place && h.lsn == r.lsn {
 				continue
 			}
 			if h != nil {
-				r.slot, r.lsn = slot, h.lsn
+				r.place, r.lsn = place, h.lsn
 				left = append(left, r)
 			} else if slot, h := t.rows.get(r.key, hash); h != nil {
 				copy(r.to, unsafe.Slice((*byte)(t.rows.record(slot)), len(r.to)))

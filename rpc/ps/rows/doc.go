@@ -44,6 +44,7 @@
 //
 //	what a user writes   schema.go, init.go, optimizer.go
 //	where rows lie       arena.go, index.go, store.go, memory_*.go, codec.go (dtypes)
+//	rows on disk         cold.go, segments.go
 //	reading              gather.go, prefetch*.go, bags.go
 //	changing             update.go, apply.go (the arithmetic), evict.go
 //	snapshots            record.go, scan.go

@@ -112,11 +112,11 @@ func (t *Table) findCold(r *readScratch, l *lookup, keys []int64, at int) {
 		if l.slot[i] != 0 {
 			continue
 		}
-		slot, h := t.cold.headers.get(key, Hash(key))
+		place, h := t.cold.get(key, Hash(key))
 		if h == nil {
 			continue
 		}
-		c := read{key: key, slot: slot, lsn: h.lsn, at: at + i, to: make([]byte, t.rowBytes)}
+		c := read{key: key, place: place, lsn: h.lsn, at: at + i, to: make([]byte, t.rowBytes)}
 		r.cold = append(r.cold, c)
 	}
 }

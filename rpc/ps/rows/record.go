@@ -51,7 +51,7 @@ func (t *Table) Put(r Record) (bool, error) {
 	}
 	t.young.drop(r.Key, hash)
 	if t.cold != nil {
-		if was, ok := t.cold.headers.drop(r.Key, hash); ok {
+		if was, ok := t.cold.drop(r.Key, hash); ok {
 			t.stats.end(was.count)
 		}
 		t.makeRoom(1)
@@ -160,7 +160,7 @@ func (t *Table) removeRow(key int64, hash uint64) {
 	if t.cold != nil {
 		if slot, h := t.rows.get(key, hash); h != nil {
 			t.cold.gave(slot)
-		} else if was, ok := t.cold.headers.drop(key, hash); ok {
+		} else if was, ok := t.cold.drop(key, hash); ok {
 			t.stats.end(was.count)
 		}
 	}

@@ -114,7 +114,7 @@ func (t *Table) Scan(since uint64, fn func(Record) error) error {
 				copy(r.Row, bytesAt(record, 0, t.rowBytes))
 				copy(r.Row[t.rowBytes:], bytesAt(record, t.stateAt, 4*t.stateLen))
 			case isCold:
-				cold = append(cold, read{key: e.key, slot: e.slot, lsn: h.lsn, at: len(batch)})
+				cold = append(cold, read{key: e.key, place: t.cold.places[e.slot], lsn: h.lsn, at: len(batch)})
 			}
 			batch = append(batch, r)
 		}
@@ -144,15 +144,16 @@ func (t *Table) scanCold(batch []Record, cold []read) error {
 	defer t.mu.RUnlock()
 	for _, r := range cold {
 		hash := Hash(r.key)
-		slot, h := c.headers.get(r.key, hash)
+		place, h := c.get(r.key, hash)
 		record := &batch[r.at]
 		switch {
-		case h != nil && slot == r.slot && h.lsn == r.lsn:
+		case h != nil && place == r.place && h.lsn == r.lsn:
 		case h != nil:
-			if err := c.read(t, []read{{key: r.key, slot: slot, to: r.to}}); err != nil {
+			if err := c.read(t, []read{{key: r.key, place: place, to: r.to}}); err != nil {
 				return err
 			}
 		default:
+			var slot uint32
 			if slot, h = t.rows.get(r.key, hash); h == nil {
 				*record = Record{} // it was removed: the log says so behind the scan's beginning
 				continue

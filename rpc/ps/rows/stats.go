@@ -8,7 +8,7 @@ import "math/bits"
 type Stats struct {
 	Rows, Hot   int   // rows, and those of them in memory
 	Bytes       int64 // of rows with their headers and states, in memory
-	DiskBytes   int64 // of rows on disk
+	DiskBytes   int64 // of segments with rows on disk
 	IndexBytes  int64
 	Young       int   // keys that wait for their admission
 	Gone        int   // keys that were removed and not yet forgotten
@@ -93,7 +93,7 @@ func (t *Table) Stats() Stats {
 	}
 	if c := t.cold; c != nil {
 		s.Bytes += c.headers.bytes()
-		s.DiskBytes = int64(c.headers.live()) * int64(c.size)
+		s.DiskBytes = int64(len(c.live)-len(c.free)) * segmentRows * int64(c.size)
 		s.ColdReads = c.reads.Load()
 		if e := c.problem.Load(); e != nil {
 			s.DiskProblem = e.Error()

@@ -211,7 +211,7 @@ func (t *Table) touch(at Mark, key int64, plus uint32, c *Changes) (uint32, bool
 		return t.touch(at, key, slot+1, c)
 	}
 	if t.cold != nil {
-		if _, h := t.cold.headers.get(key, hash); h != nil && h.lsn >= at.LSN {
+		if _, h := t.cold.get(key, hash); h != nil && h.lsn >= at.LSN {
 			c.Older++
 			return 0, false, nil
 		}
