@@ -33,10 +33,14 @@ import (
 //	apt-get install openmpi-bin mpich; python3 -m venv mpi && mpi/bin/pip install mpich
 //	COHORT_TEST_MPIRUNS=$PWD/mpi/bin/mpirun go test -tags mpi ./dist -run TestMPI
 //
-// COHORT_TEST_MPIRUNS lists more launchers than those in PATH, separated by colons.
+// COHORT_TEST_MPIRUNS lists more launchers than those in PATH, separated by colons. With
+// DIST_TEST_MPI_SRUN=1 the srun of a Slurm whose nodes have Open MPI and MPICH starts ranks too.
 
 // mpiOut is the variable with the directory into which each rank writes how it ended.
 const mpiOut = "DIST_TEST_MPI_OUT"
+
+// mpiSrun is the variable that has srun start ranks.
+const mpiSrun = "DIST_TEST_MPI_SRUN"
 
 // mpiKept is the variable that makes this test binary the keeper of a rank.
 const mpiKept = "DIST_TEST_MPI_KEPT"
@@ -45,7 +49,8 @@ const mpiKept = "DIST_TEST_MPI_KEPT"
 type mpirun struct {
 	name string
 	args []string
-	open bool // it is Open MPI's
+	open bool // it is Open MPI's, or leaves the ranks time as that does
+	env  []string
 }
 
 // mpiruns returns the launchers of this machine, each with the arguments that tests want.
@@ -72,6 +77,10 @@ func mpiruns(t testing.TB) []mpirun {
 		}
 		all = append(all, m)
 	}
+	if os.Getenv(mpiSrun) != "" {
+		all = append(all, mpirun{name: "srun-pmix", args: []string{"srun", "--overcommit", "--wait=3", "--mpi=pmix"}, open: true, env: []string{"COHORT_MPI=libmpi.so.40"}},
+			mpirun{name: "srun-pmi2", args: []string{"srun", "--overcommit", "--wait=3", "--mpi=pmi2"}, open: true, env: []string{"COHORT_MPI=libmpich.so.12"}})
+	}
 	if len(all) == 0 {
 		t.Skip("there is no mpirun: apt-get install openmpi-bin mpich")
 	}
@@ -84,7 +93,7 @@ func (m mpirun) command(t testing.TB, n int, name string, env ...string) *exec.C
 	args := append(m.args[1:len(m.args):len(m.args)], "-n", strconv.Itoa(n), os.Args[0])
 	cmd := exec.CommandContext(t.Context(), m.args[0], args...)
 	cmd.Env = append(os.Environ(), rankMain+"="+name, rankBackend+"=mpi", envvar.Transport.Assign(""))
-	cmd.Env = append(cmd.Env, env...)
+	cmd.Env = append(append(cmd.Env, m.env...), env...)
 	return cmd
 }
 
@@ -440,6 +449,7 @@ func TestMPIBadStart(t *testing.T) {
 	cases := []bad{
 		{"without mpirun", alone(), "this process was not started by the launcher of an MPI: start the program by mpirun"},
 		{"by another launcher", alone("RANK=0", "WORLD_SIZE=2"), "its launcher is cohort run or torchrun"},
+		{"by srun without an MPI", alone("SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"), "srun has started it without an MPI: start the program by srun --mpi=pmix for Open MPI"},
 		{"no library", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI=/nowhere/libmpi.so"), "the MPI that COHORT_MPI names cannot be loaded"},
 		{"no MPI", alone("PMI_RANK=0", "PMI_SIZE=1", "COHORT_MPI=libc.so.6"), "libc.so.6 is no MPI: it has no MPI_Get_library_version"},
 	}
@@ -449,6 +459,7 @@ func TestMPIBadStart(t *testing.T) {
 		switch {
 		case m.name == "mpirun.openmpi":
 			hasOpen = true
+			cases = append(cases, bad{"an srun of another MPI", m.command(t, 2, "barrier", "COHORT_MPI=libmpich.so.12", "SLURM_PROCID=0"), "or to another version; start the program by srun"})
 			cases = append(cases, bad{"a launcher of another MPI", m.command(t, 2, "barrier", "COHORT_MPI=libmpich.so.12"), "the launcher belongs to another MPI"})
 		case m.name == "mpirun.mpich":
 			hasMPICH = true

@@ -88,6 +88,9 @@ func MPITask() (t Task, ok bool) {
 	return Task{}, false
 }
 
+// UnderSlurm reports whether srun has started this process.
+func UnderSlurm() bool { return os.Getenv("SLURM_PROCID") != "" }
+
 var toldTask sync.Once
 
 // TellTask writes a line if this process is one of several tasks: Cohort does not use that.

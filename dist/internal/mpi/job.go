@@ -80,6 +80,9 @@ func begin(s *backend.Settings) (*job, error) {
 		if envvar.WorldSize.IsSet() {
 			hint = "its launcher is cohort run or torchrun, which no MPI knows: " + hint
 		}
+		if envvar.UnderSlurm() {
+			hint = "srun has started it without an MPI: " + srunHint
+		}
 		return nil, fmt.Errorf("this process was not started by the launcher of an MPI: %s", hint)
 	}
 	lib, err := Load()
@@ -99,10 +102,17 @@ func begin(s *backend.Settings) (*job, error) {
 	}
 	j.rank, j.size = int(rank.number()), int(size.number())
 	if by.size > 1 && j.size == 1 {
-		return nil, fmt.Errorf("the launcher of this process started %d ranks (%s), but %s (%s) sees this one alone: the launcher belongs to another MPI, or to another version; start the program by the mpirun of this library, or name the launcher's library in %s", by.size, by.name, lib.Name, lib.Version, envvar.MPI)
+		do := "start the program by the mpirun of this library"
+		if envvar.UnderSlurm() {
+			do = srunHint
+		}
+		return nil, fmt.Errorf("the launcher of this process started %d ranks (%s), but %s (%s) sees this one alone: the launcher belongs to another MPI, or to another version; %s, or name the launcher's library in %s", by.size, by.name, lib.Name, lib.Version, do, envvar.MPI)
 	}
 	return j, nil
 }
+
+// srunHint says how Slurm starts ranks of an MPI.
+const srunHint = "start the program by srun --mpi=pmix for Open MPI, by srun --mpi=pmi2 for MPICH"
 
 // where is what rank 0 tells the others by the MPI.
 type where struct {
