@@ -346,7 +346,7 @@ func (d *DiLoCo) take(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	present := slices.Contains(round.Members, d.o.Islands.Island)
+	present := round.Present
 	f := d.fragments[d.next%len(d.fragments)]
 	if err := f.take(round.Payloads, d.code, d.outerStep(), present); err != nil {
 		return fmt.Errorf("exchange %d: %w", d.next, err)
@@ -407,11 +407,12 @@ func (d *DiLoCo) share(ctx context.Context, r *islands.Round) (*islands.Round, e
 	type head struct {
 		Number         int
 		Members, Sizes []int
+		Present        bool
 	}
 	var h head
 	var all []byte
 	if d.speaks() {
-		h = head{Number: r.Number, Members: r.Members}
+		h = head{Number: r.Number, Members: r.Members, Present: r.Present}
 		for _, p := range r.Payloads {
 			h.Sizes, all = append(h.Sizes, len(p)), append(all, p...)
 		}
@@ -423,7 +424,7 @@ func (d *DiLoCo) share(ctx context.Context, r *islands.Round) (*islands.Round, e
 	if err != nil || d.speaks() {
 		return r, err
 	}
-	r = &islands.Round{Number: h.Number, Members: h.Members}
+	r = &islands.Round{Number: h.Number, Members: h.Members, Present: h.Present}
 	for _, n := range h.Sizes {
 		r.Payloads, all = append(r.Payloads, all[:n]), all[n:]
 	}

@@ -23,6 +23,9 @@ type Round struct {
 	Number   int
 	Members  []int    // the islands that take part, in order
 	Payloads [][]byte // of this part, by member
+	// Present says that what this island has posted in the exchange is among the payloads. If it is
+	// false and Members has this island, an earlier start of it took part.
+	Present bool
 	// Give is not "" if this island is to give its state as it is after this exchange, by
 	// [Island.GiveState].
 	Give string
@@ -261,7 +264,7 @@ func (i *Island) read(ctx context.Context, n int, l list, mine []byte, digest ui
 	for at, m := range l.Members {
 		r.Members = append(r.Members, m.Island)
 		if m == i.me() && mine != nil {
-			r.Payloads[at] = mine
+			r.Payloads[at], r.Present = mine, true
 			continue
 		}
 		all.Go(func() {

@@ -3,6 +3,7 @@
 package islands
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -111,5 +112,66 @@ func TestSameIslandTwice(t *testing.T) {
 				t.Errorf("of two processes that wait for the others, one gets %v, and the other %v", a, b)
 			}
 		})
+	})
+}
+
+// TestEarlierStartTookPart: an island is lost after it has posted, and comes back before the exchange
+// is decided. The earlier start took part: what the later one has posted is not among the payloads.
+func TestEarlierStartTookPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.NewMemory()
+		config := func(island int) Config { return Config{Store: s, Island: island, Islands: 2} }
+		met := make(chan *Island, 2)
+		for island := range 2 {
+			go func() {
+				i, _, err := Meet(t.Context(), config(island), Standing{})
+				if err != nil {
+					t.Error(err)
+				}
+				met <- i
+			}()
+		}
+		stays, first := <-met, <-met
+		if stays == nil || first == nil {
+			t.FailNow()
+		}
+		if stays.c.Island != 0 {
+			stays, first = first, stays
+		}
+		defer stays.Close()
+		ctx, lose := context.WithCancel(t.Context())
+		lost := make(chan struct{})
+		go func() {
+			defer close(lost)
+			_, _ = first.Exchange(ctx, 0, []byte{1}, 0)
+		}()
+		synctest.Wait()
+		lose()
+		<-lost
+		first.Close()
+		stays.watch.stop()                                                // it has not seen the later start when it decides
+		second, _, err := Meet(t.Context(), config(1), Standing{Next: 1}) // as from a checkpoint
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		rounds := make(chan *Round, 1)
+		go func() {
+			r, err := stays.Exchange(t.Context(), 0, []byte{0}, 0)
+			if err != nil {
+				t.Error(err)
+			}
+			rounds <- r
+		}()
+		if r := <-rounds; r == nil || !r.Present || !slices.Equal(r.Members, []int{0, 1}) || r.Payloads[1][0] != 1 {
+			t.Fatalf("island 0 gets %+v", r)
+		}
+		r, err := second.Exchange(t.Context(), 0, []byte{2}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Present || !slices.Equal(r.Members, []int{0, 1}) || r.Payloads[1][0] != 1 {
+			t.Errorf("the later start of island 1 gets %+v", r)
+		}
 	})
 }
