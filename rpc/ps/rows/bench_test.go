@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -224,6 +225,36 @@ func TestColdRate(t *testing.T) {
 		return batch * steps / spent.Seconds()
 	}
 	all := rate(0)
-	third := rate(int64(*coldRowsN) * (2*4*width + int64(headerBytes)) / 3)
+	bytes := int64(*coldRowsN) * (2*4*width + int64(headerBytes))
+	third := rate(bytes / 3)
 	t.Logf("with a third in memory: %.0f %% of the rate", 100*third/all)
+	// Now all of the process, and the pages of its file, in a third: indexes and headers
+	// take a part of it.
+	debug.FreeOSMemory()
+	limitMemory(t, bytes/3)
+	limited := rate(bytes / 6)
+	t.Logf("with a limit of %d MiB for the process: %.0f %% of the rate", bytes/3>>20, 100*limited/all)
+}
+
+// limitMemory puts this process into a control group (version 1) with a limit, until the test
+// ends.
+func limitMemory(t *testing.T, bytes int64) {
+	const parent = "/sys/fs/cgroup/memory"
+	group := fmt.Sprintf("%s/cohort-rows-%d", parent, os.Getpid())
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skipf("no control group of version 1: %v", err)
+	}
+	set := func(file, value string) {
+		if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() {
+		set(parent+"/cgroup.procs", fmt.Sprint(os.Getpid()))
+		if err := os.Remove(group); err != nil {
+			t.Error(err)
+		}
+	})
+	set(group+"/memory.limit_in_bytes", fmt.Sprint(bytes))
+	set(group+"/cgroup.procs", fmt.Sprint(os.Getpid()))
 }

@@ -12,6 +12,8 @@ import (
 const (
 	// minHot is the least number of rows that a table keeps in memory.
 	minHot = 1024
+	// maxRecent bounds the rows that are kept between a pull and its push.
+	maxRecent = 4096
 	// maxReads bounds the reads of the disk that a call has under way: disks answer many
 	// in the time of one.
 	maxReads = 32
@@ -33,7 +35,11 @@ type coldRows struct {
 	hand    uint32
 	staged  map[int64][]byte // values and state of keys of the update under way
 	reads   atomic.Int64
-	problem atomic.Pointer[Error] // why rows could not leave the memory
+	// recent has rows as readers have read them from the file. A push follows most pulls,
+	// and needs no further read if the row is still at its place.
+	recentMu sync.Mutex
+	recent   map[int64]read
+	problem  atomic.Pointer[Error] // why rows could not leave the memory
 }
 
 const (
@@ -61,7 +67,7 @@ func newColdRows(t *Table, dir string) (*coldRows, error) {
 	per := int64(t.rows.stride + headerBytes)
 	return &coldRows{
 		segments: newSegments(f, size), headers: newStore(0, t.schema.Rows),
-		most: max(minHot, int(t.schema.Memory/per)), staged: map[int64][]byte{},
+		most: max(minHot, int(t.schema.Memory/per)), staged: map[int64][]byte{}, recent: map[int64]read{},
 	}, nil
 }
 
@@ -177,6 +183,25 @@ func (c *coldRows) read(t *Table, rs []read) error {
 	return nil
 }
 
+func (c *coldRows) takeRecent(key int64) (read, bool) {
+	c.recentMu.Lock()
+	defer c.recentMu.Unlock()
+	r, ok := c.recent[key]
+	delete(c.recent, key)
+	return r, ok
+}
+
+func (c *coldRows) keepRecent(rs []read) {
+	c.recentMu.Lock()
+	defer c.recentMu.Unlock()
+	if len(c.recent)+len(rs) > maxRecent {
+		clear(c.recent)
+	}
+	for _, r := range rs {
+		c.recent[r.key] = r
+	}
+}
+
 // stage reads the cold rows among the keys of an update, before the writer takes the lock.
 func (t *Table) stage(keys []int64) error {
 	c := t.cold
@@ -185,6 +210,10 @@ func (t *Table) stage(keys []int64) error {
 	t.mu.RLock()
 	for _, key := range keys {
 		if place, h := c.get(key, Hash(key)); h != nil {
+			if r, ok := c.takeRecent(key); ok && r.place == place && r.lsn == h.lsn {
+				c.staged[key] = r.to
+				continue
+			}
 			rs = append(rs, read{key: key, place: place})
 		}
 	}
@@ -307,11 +336,12 @@ func (t *Table) gatherCold(rs []read) error {
 			return err
 		}
 		t.mu.RLock()
-		left := rs[:0]
+		var left, kept []read
 		for _, r := range rs {
 			hash := Hash(r.key)
 			place, h := c.get(r.key, hash)
 			if h != nil && place == r.place && h.lsn == r.lsn {
+				kept = append(kept, r)
 				continue
 			}
 			if h != nil {
@@ -326,6 +356,7 @@ func (t *Table) gatherCold(rs []read) error {
 			}
 		}
 		t.mu.RUnlock()
+		c.keepRecent(kept)
 		rs = left
 	}
 	return nil

@@ -116,7 +116,7 @@ func (t *Table) findCold(r *readScratch, l *lookup, keys []int64, at int) {
 		if h == nil {
 			continue
 		}
-		c := read{key: key, place: place, lsn: h.lsn, at: at + i, to: make([]byte, t.rowBytes)}
+		c := read{key: key, place: place, lsn: h.lsn, at: at + i, to: make([]byte, t.cold.size)}
 		r.cold = append(r.cold, c)
 	}
 }
