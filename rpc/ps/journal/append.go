@@ -3,7 +3,10 @@
 package journal
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 )
 
@@ -111,7 +114,10 @@ func (j *Journal) grow() error {
 	if j.file != nil && s.path == j.seg.path {
 		return nil // it has no entry yet
 	}
-	if j.file != nil {
+	// In mode os nothing waits for the disk: beside a snapshot it can be busy for seconds. Sync does
+	// it when a snapshot needs it.
+	durable := j.o.Mode == Disk
+	if j.file != nil && durable {
 		if err := j.disk.flush(j.file); err != nil {
 			return failure(j.seg.path, "the log cannot be made durable", err)
 		}
@@ -121,10 +127,10 @@ func (j *Journal) grow() error {
 		return failure(s.path, "a new segment of the log cannot be made", err)
 	}
 	err = j.disk.writeAt(f, makeSegmentHeader(j.id, s.first), 0)
-	if err == nil {
+	if err == nil && durable {
 		err = j.disk.flush(f)
 	}
-	if err == nil {
+	if err == nil && durable {
 		err = j.disk.flushDir(filepath.Dir(s.path))
 	}
 	if err != nil {
@@ -138,24 +144,49 @@ func (j *Journal) grow() error {
 	}
 	if j.file != nil {
 		j.file.Close()
+		if !durable {
+			j.behind = append(j.behind, j.seg.path)
+		}
 	}
 	j.file, j.seg, j.end, j.tail = f, s, segmentHeader, j.last
 	return nil
 }
 
-// Sync makes all that was appended durable, in every mode.
+// Sync makes all that was appended before durable, in every mode. Calls of Append do not wait for it.
 func (j *Journal) Sync() error {
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.broken != nil {
-		return j.broken
+	if j.broken != nil || j.file == nil {
+		err := j.broken
+		j.mu.Unlock()
+		return err
 	}
-	if j.file == nil {
-		return nil
-	}
+	paths := append(j.behind, j.seg.path)
+	j.behind = nil
 	j.stats.Syncs++
-	if err := j.disk.flush(j.file); err != nil {
-		return failure(j.seg.path, "the log cannot be made durable", err)
+	j.mu.Unlock()
+	for i, path := range paths {
+		if err := j.syncFile(path); err != nil {
+			j.mu.Lock()
+			j.behind = append(paths[i:len(paths)-1:len(paths)-1], j.behind...)
+			j.mu.Unlock()
+			return failure(path, "the log cannot be made durable", err)
+		}
+	}
+	if err := j.disk.flushDir(filepath.Join(j.dir, logDir)); err != nil {
+		return failure(j.dir, "the log cannot be made durable", err)
 	}
 	return nil
+}
+
+// syncFile makes a segment durable. One that retention has removed needs nothing.
+func (j *Journal) syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return j.disk.flush(f)
 }

@@ -80,7 +80,8 @@ type Journal struct {
 	seg    segment
 	end    int64
 	buf    []byte
-	broken error // why no more can be appended
+	broken error    // why no more can be appended
+	behind []string // segments before it that are not durable, in mode OS
 	cut    uint64
 	fresh  bool
 	stats  Stats
