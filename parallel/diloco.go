@@ -69,7 +69,7 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 		o.Mix = cmp.Or(o.Mix, 0.5)
 	}
 	if !(o.Mix >= 0 && o.Mix < 1) {
-		return o, fmt.Errorf("Mix is %v of the island's own parameters: want from 0 to below 1", o.Mix)
+		return o, fmt.Errorf("a Mix of %v of the island's own parameters: want from 0 to below 1", o.Mix)
 	}
 	if o.Average {
 		if o.LR != 0 || o.Momentum != 0 {

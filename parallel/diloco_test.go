@@ -332,7 +332,7 @@ func TestBadIslands(t *testing.T) {
 		{DiLoCoOptions{Every: 10, Fragments: 4}, "choose numbers of which the second divides the first"},
 		{DiLoCoOptions{Every: 10, Fragments: 2, Delay: 6}, "want 1 to 5, or 0 for 1"},
 		{DiLoCoOptions{Every: 10, Delay: 1, NoDelay: true}, "NoDelay is set"},
-		{DiLoCoOptions{Every: 10, Mix: 1}, "Mix is 1 of the island's own parameters"},
+		{DiLoCoOptions{Every: 10, Mix: 1}, "a Mix of 1 of the island's own parameters"},
 		{DiLoCoOptions{Every: 10, Average: true, LR: 0.5}, "Average needs neither"},
 		{DiLoCoOptions{Every: 10, Momentum: 1}, "Momentum from 0 to below 1"},
 		{DiLoCoOptions{Every: 100, Fragments: 100}, "100 fragments of"},

@@ -25,7 +25,6 @@ import (
 type memory struct {
 	mu      sync.Mutex
 	id      uint64
-	first   uint64 // number of the first entry
 	entries [][]byte
 	state   []byte
 	at      uint64

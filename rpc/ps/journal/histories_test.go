@@ -42,7 +42,6 @@ type history struct {
 	mu     sync.Mutex
 	moved  chan struct{} // closed at each answer
 	pushes map[pushID]*outcome
-	ended  string // a worker that ended by itself
 }
 
 type pushID struct{ worker, life, push int }

@@ -25,7 +25,6 @@ type Changes struct {
 type updateScratch struct {
 	read   *readScratch
 	record [tileRows]unsafe.Pointer
-	slot   [wave]uint32  // plus one
 	from   [tileRows]int // positions in the tile of the keys of records
 	raw    []byte
 	params []float32
