@@ -197,6 +197,44 @@ func weightsOf(t *testing.T, text string) []float32 {
 	return out
 }
 
+// TestHookBytes: BF16Hook and FP16Hook send half of the bytes of the gradients. Beside them four
+// bytes tell for each parameter how many ranks have used it.
+func TestHookBytes(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		sent := func(opts ...DDPOption) (int64, error) {
+			d, err := NewDDP(ctx, hookModel(), g, opts...)
+			if err != nil {
+				return 0, err
+			}
+			before := g.Traffic()
+			if _, err := hookStep(ctx, d, g.Rank()); err != nil {
+				return 0, err
+			}
+			err = g.Barrier(ctx)
+			return g.Traffic().Since(before).SentBytes, err
+		}
+		whole, err := sent()
+		if err != nil {
+			return err
+		}
+		counts := int64(4 * len(nn.Parameters(hookModel())))
+		for _, make := range []func() Hook{BF16Hook, FP16Hook} {
+			h := make()
+			half, err := sent(WithHook(h))
+			if err != nil {
+				return err
+			}
+			if 2*(half-counts) != whole-counts {
+				return fmt.Errorf("%s sends %d bytes, and DDP without a hook %d: want half, beside %d of each", h, half, whole, counts)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDifferentHooks: every rank hears of it when NewDDP is called.
 func TestDifferentHooks(t *testing.T) {
 	options := []DDPOption{

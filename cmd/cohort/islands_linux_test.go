@@ -5,11 +5,9 @@ package main
 import (
 	"crypto/sha256"
 	"flag"
-	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -144,13 +142,7 @@ func TestIslandsOverSlowLink(t *testing.T) {
 		t.Skip("minutes long: give -islands 8000")
 	}
 	m := newMachines(t, 2)
-	for i, name := range m.names {
-		for _, end := range [][]string{{name, "eth0"}, {m.hub, fmt.Sprintf("port%d", i)}} {
-			if out, err := exec.Command("tc", "-n", end[0], "qdisc", "add", "dev", end[1], "root", "tbf", "rate", "100mbit", "burst", "32k", "latency", "400ms").CombinedOutput(); err != nil {
-				t.Skipf("links cannot be shaped here: %v: %s", err, out)
-			}
-		}
-	}
+	m.shape(100)
 	var line net.Listener
 	var addr string
 	m.in(m.hub, func() {

@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 		if len(os.Args) == 3 && os.Args[1] == glooRank {
 			os.Exit(runGlooRank(os.Args[2]))
 		}
+		if len(os.Args) == 3 && os.Args[1] == hookRank {
+			os.Exit(runHookRank(os.Args[2]))
+		}
 		if done, code := runFloodPart(os.Args[1:]); done {
 			os.Exit(code)
 		}
