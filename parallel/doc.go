@@ -148,7 +148,8 @@
 //	native_reducer.go   how gradients are averaged: buckets and all-reduce
 //	bucket.go           which gradients share a bucket, and its memory
 //	hook.go             hooks that average buckets in place of the all-reduce; hook_compress.go
-//	                    those that send fewer bits, hook_powersgd.go PowerSGD
+//	                    those that send fewer bits, hook_powersgd.go PowerSGD,
+//	                    hook_state.go what a checkpoint has of a hook
 //	join.go             Join: ranks with unlike numbers of batches; pytorch_join.go beside
 //	                    PyTorch's ranks
 //	static_graph.go     passes that reach the same parameters

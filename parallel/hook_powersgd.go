@@ -51,7 +51,9 @@ type powerSGD struct {
 	o       PowerSGD
 	step    int
 	rng     *random.MT
-	buckets map[int]*powerBucket // by index, once they are compressed
+	drawn   int                  // words of rng that are used up
+	buckets map[int]*powerBucket // by index, once they are compressed or saved
+	numbers *tensor.Tensor       // of [DDP.HookState]: the step, drawn, and which buckets are warm
 }
 
 // powerBucket is what a bucket keeps.
@@ -90,11 +92,7 @@ func (h *powerSGD) Average(ctx context.Context, group *dist.Group, b *GradBucket
 		b.Buffer.Scale(1 / float64(group.Size()))
 		return b.Buffer, group.AllReduce(ctx, b.Buffer, dist.Sum)
 	}
-	s := h.buckets[b.Index]
-	if s == nil {
-		s = h.newBucket(group, b)
-		h.buckets[b.Index] = s
-	}
+	s := h.bucket(group, b)
 	if s.errors != nil {
 		b.Buffer.Axpy(1, s.errors)
 		s.errors.CopyFrom(b.Buffer)
@@ -120,6 +118,16 @@ func (h *powerSGD) Average(ctx context.Context, group *dist.Group, b *GradBucket
 	// The right matrices are sums, the same on all ranks, and so is what begins anew.
 	s.warm = !h.o.ColdStart && (s.qs == nil || allFinite(s.qs))
 	return b.Buffer, nil
+}
+
+// bucket returns what a bucket keeps.
+func (h *powerSGD) bucket(group *dist.Group, b *GradBucket) *powerBucket {
+	s := h.buckets[b.Index]
+	if s == nil {
+		s = h.newBucket(group, b)
+		h.buckets[b.Index] = s
+	}
+	return s
 }
 
 func allFinite(t *tensor.Tensor) (yes bool) {
@@ -165,6 +173,7 @@ func (h *powerSGD) newBucket(group *dist.Group, b *GradBucket) *powerBucket {
 	}
 	if numP > 0 {
 		s.ps, s.qs = alloc(dev, tensor.Float32, numP), alloc(dev, tensor.Float32, numQ)
+		s.qs.Fill(0)
 	}
 	if !h.o.NoErrorFeedback {
 		s.errors = tensor.New(dev, tensor.Float32, b.Buffer.NumElems())
@@ -295,6 +304,7 @@ func subtract(a []float32, along, column, k int) {
 // until one is small enough.
 func (h *powerSGD) drawSeed() int64 {
 	for {
+		h.drawn++
 		if v := int64(h.rng.Uint32() & (1<<30 - 1)); v < 1_000_000_000 {
 			return v
 		}

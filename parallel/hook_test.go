@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -421,5 +422,104 @@ func TestPowerSGDAfterNaN(t *testing.T) {
 		if err != nil {
 			t.Errorf("%v: %v", bad, err)
 		}
+	}
+}
+
+// TestHookState: a DDP that loads what the hook of another one keeps goes on as that one does, bit for
+// bit: before it compresses, after, with new random matrices in each step, and without error
+// feedback. Without that state it does not.
+func TestHookState(t *testing.T) {
+	for name, o := range map[string]PowerSGD{
+		"before": {Rank: 2, StartStep: 14}, "within": {Rank: 2, StartStep: 3},
+		"cold": {Rank: 2, StartStep: 3, ColdStart: true, Seed: 5}, "no feedback": {Rank: 1, StartStep: 3, NoErrorFeedback: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, forget := range []bool{false, true} {
+				same := true
+				err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+					made := func() (*DDP, *nn.Sequential, error) {
+						m := hookModel()
+						d, err := NewDDP(ctx, m, g, WithBucketBytes(2000, 2000), WithHook(PowerSGDHook(o)))
+						return d, m, err
+					}
+					steps := func(d *DDP, m nn.Module, from, to int) error {
+						opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.05})
+						for step := from; step < to; step++ {
+							opt.ZeroGrad()
+							if _, err := hookStep(ctx, d, step*2+g.Rank()); err != nil {
+								return err
+							}
+							opt.Step(nil)
+						}
+						return nil
+					}
+					straight, m, err := made()
+					if err == nil {
+						err = steps(straight, m, 0, 10)
+					}
+					if err != nil {
+						return err
+					}
+					resumed, again, err := made()
+					if err != nil {
+						return err
+					}
+					for i, p := range nn.Parameters(again) {
+						p.Data().CopyFrom(nn.Parameters(m)[i].Data())
+					}
+					if !forget {
+						from := straight.HookState()
+						for i, to := range resumed.HookState() {
+							if from[i].Name != to.Name {
+								return fmt.Errorf("tensor %d is %s, want %s", i, to.Name, from[i].Name)
+							}
+							to.Local.CopyFrom(from[i].Local)
+						}
+						if err := resumed.HookResumed(); err != nil {
+							return err
+						}
+					}
+					if err := errors.Join(steps(straight, m, 10, 20), steps(resumed, again, 10, 20)); err != nil {
+						return err
+					}
+					if g.Rank() == 0 {
+						for i, p := range nn.Parameters(m) {
+							same = same && slices.Equal(p.Data().Float32s(), nn.Parameters(again)[i].Data().Float32s())
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if same == forget {
+					t.Errorf("the weights are the same: %v; the state was left out: %v", same, forget)
+				}
+			}
+		})
+	}
+}
+
+// TestHookStateRefuses: numbers that no hook has are an error. A hook without state has none.
+func TestHookStateRefuses(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		d, err := NewDDP(ctx, hookModel(), g, WithHook(PowerSGDHook(PowerSGD{})))
+		if err != nil {
+			return err
+		}
+		for i, bad := range []int64{-1, 1 << 40} {
+			d.HookState()[0].Local.Narrow(0, i, 1).Fill(float64(bad))
+			if err := d.HookResumed(); err == nil || !strings.Contains(err.Error(), "take another checkpoint") {
+				return fmt.Errorf("number %d: %v", i, err)
+			}
+		}
+		plain, err := NewDDP(ctx, hookModel(), g, WithHook(BF16Hook()))
+		if err == nil && (plain.HookState() != nil || plain.HookResumed() != nil) {
+			err = errors.New("the bf16 hook keeps something")
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

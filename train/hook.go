@@ -4,15 +4,22 @@ package train
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/parallel"
 )
 
-// hookOf returns the communication hook of a setting: bf16, fp16 or powersgd:RANK; nil for "".
+// hookSection has what a hook keeps between steps, such as what a rank has not sent yet.
+const hookSection = "hook"
+
+// hookOf returns the communication hook of a setting: bf16, fp16 or powersgd:RANK, which may say
+// the first step that compresses (powersgd:RANK:STEP); nil for "".
 func hookOf(setting string) (parallel.Hook, error) {
-	name, rank, _ := strings.Cut(setting, ":")
+	name, numbers, _ := strings.Cut(setting, ":")
+	rank, start, hasStart := strings.Cut(numbers, ":")
 	switch {
 	case setting == "":
 		return nil, nil
@@ -21,11 +28,18 @@ func hookOf(setting string) (parallel.Hook, error) {
 	case setting == "fp16":
 		return parallel.FP16Hook(), nil
 	case name == "powersgd":
-		if n, err := strconv.Atoi(rank); err == nil && n >= 1 && n <= 1<<16 {
-			return parallel.PowerSGDHook(parallel.PowerSGD{Rank: n}), nil
+		o, err := parallel.PowerSGD{}, error(nil)
+		if o.Rank, err = strconv.Atoi(rank); err != nil || o.Rank < 1 || o.Rank > 1<<16 {
+			break
 		}
+		if hasStart {
+			if o.StartStep, err = strconv.Atoi(start); err != nil || o.StartStep < 1 {
+				break
+			}
+		}
+		return parallel.PowerSGDHook(o), nil
 	}
-	return nil, fmt.Errorf("the hook is %q, want bf16, fp16 or powersgd:RANK, such as powersgd:4", setting)
+	return nil, fmt.Errorf("the hook is %q, want bf16, fp16 or powersgd:RANK, such as powersgd:4, or powersgd:4:100 to compress from step 100 on", setting)
 }
 
 // checkHook refuses a hook that is none, one beside axes on which no hook runs, and Join.
@@ -69,9 +83,50 @@ func (r *trainer[B]) checkHooked() error {
 	return nil
 }
 
-// tellHook says what of a hook a checkpoint does not have.
-func (r *trainer[B]) tellHook() {
-	if strings.HasPrefix(r.o.Hook, "powersgd") {
-		r.report.Notice(fmt.Sprintf("the hook %s begins anew: a checkpoint has not what a rank has not sent yet, and the first 1000 steps are not compressed", r.o.Hook))
+// hookParts returns what a checkpoint has of the hook; nil for one that keeps nothing.
+func (r *trainer[B]) hookParts() (parts []checkpoint.Part) {
+	d, is := r.model.(*parallel.DDP)
+	if !is || r.o.Hook == "" || r.axes.Data.Size() != r.axes.World.Size() {
+		return nil
 	}
+	for _, t := range d.HookState() {
+		parts = append(parts, checkpoint.Part{Name: t.Name, Tensor: t.Tensor})
+	}
+	return parts
+}
+
+// savedHook returns hookParts if a checkpoint has them all. If it has not, it says why the hook
+// begins anew: what a rank has not sent is the rank's own.
+func (r *trainer[B]) savedHook(ck *checkpoint.Checkpoint) []checkpoint.Part {
+	parts := r.hookParts()
+	if parts == nil {
+		return nil
+	}
+	why := "has no state of the hook"
+	if src, err := ck.Source(hookSection); err == nil {
+		saved := make(map[string][]int)
+		for _, info := range src.Infos() {
+			saved[info.Name] = info.Shape
+		}
+		other := slices.ContainsFunc(parts, func(p checkpoint.Part) bool { return !slices.Equal(saved[p.Name], p.Shape) })
+		if !other && len(saved) == len(parts) {
+			return parts
+		}
+		why = "has the state of another hook"
+		if ranks := ck.Manifest().Ranks; ranks != r.axes.World.Size() {
+			why = fmt.Sprintf("has what %d ranks have not sent yet, and this run has %d", ranks, r.axes.World.Size())
+		}
+	}
+	r.report.Notice(fmt.Sprintf("the hook %s begins anew, with whole gradients first: the checkpoint of step %d %s", r.o.Hook, ck.Step, why))
+	return nil
+}
+
+// resumeHook has the hook go on with what was loaded.
+func (r *trainer[B]) resumeHook() error {
+	if d, is := r.model.(*parallel.DDP); is {
+		if err := d.HookResumed(); err != nil {
+			return r.errorf("resume: %w", err)
+		}
+	}
+	return nil
 }

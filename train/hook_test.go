@@ -50,11 +50,61 @@ func TestHookRefuses(t *testing.T) {
 	if _, err := run(t, 2, joined); err == nil || !strings.Contains(err.Error(), "--join is for ranks whose data end at different steps") {
 		t.Errorf("--join: %v", err)
 	}
-	for _, hook := range []string{"bf17", "powersgd", "powersgd:0", "powersgd:x"} {
+	for _, hook := range []string{"bf17", "powersgd", "powersgd:0", "powersgd:x", "powersgd:4:", "powersgd:4:0", "powersgd:4:x"} {
 		d := replicas(t, c, 2, false)
 		d.Hook = hook
 		if _, err := run(t, 2, d); err == nil || !strings.Contains(err.Error(), "want bf16, fp16 or powersgd:RANK") {
 			t.Errorf("%s: %v", hook, err)
+		}
+	}
+}
+
+// TestHookResumes: a run with PowerSGD that is stopped and goes on has the losses and the weights of one
+// that was not stopped, bit for bit. On another number of ranks, or with another hook, it says
+// that the hook begins anew.
+func TestHookResumes(t *testing.T) {
+	c := layered(t, writeText(t, 40_000))
+	c.Batch, c.Steps, c.Warmup, c.LRFloor, c.SaveEvery, c.EvalEvery = 12, 20, 0, 1, 10, 0
+	with := func(out, hook string, ranks, steps int) *log {
+		t.Helper()
+		d := replicas(t, c, ranks, false)
+		d.Out, d.Hook, d.Steps = c.Out+out, hook, steps
+		l, err := run(t, ranks, d, "steps", "hook")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	const hook = "powersgd:1:5"
+	straight := with("-straight", hook, 2, 20)
+	with("-stopped", hook, 2, 10)
+	resumed := with("-stopped", hook, 2, 20)
+	for step := 11; step <= 20; step++ {
+		if a, b := straight.losses[step], resumed.losses[step]; a != b || a == 0 {
+			t.Errorf("step %d has the loss %v, and %v in a run that was stopped", step, a, b)
+		}
+	}
+	if modelFile(t, c.Out+"-straight", 20) != modelFile(t, c.Out+"-stopped", 20) {
+		t.Error("the weights are not those of a run that was not stopped")
+	}
+	const anew = "begins anew, with whole gradients first: the checkpoint of step "
+	if said := strings.Join(resumed.notices, "\n"); strings.Contains(said, anew) {
+		t.Errorf("it says %q", said)
+	}
+	for i, other := range []struct {
+		hook  string
+		ranks int
+		says  string
+	}{
+		{hook, 3, "20 has what 2 ranks have not sent yet, and this run has 3"},
+		{"powersgd:2:5", 3, "21 has the state of another hook"},
+		{"bf16", 3, ""},
+		{hook, 2, "23 has no state of the hook"},
+	} {
+		l := with("-stopped", other.hook, other.ranks, 21+i)
+		said := strings.Join(l.notices, "\n")
+		if n := strings.Count(said, anew+other.says); other.says != "" && n != 1 || other.says == "" && strings.Contains(said, anew) {
+			t.Errorf("%+v: it says %q", other, said)
 		}
 	}
 }

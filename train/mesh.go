@@ -37,7 +37,7 @@ type MeshConfig struct {
 	CP        int  `json:"cp" run:"here" usage:"ranks that split each sequence (context parallelism); 0: 1"`
 	ZeRO1     bool `json:"zero1" run:"here" usage:"replicas divide the state of the optimizer among them (ZeRO stage 1), and the work of its updates"`
 
-	Hook string `json:"hook" run:"here" usage:"{HOOK} by which replicas average gradients over a slow link: bf16 or fp16 sends half the bytes, powersgd:RANK two narrow matrices for each gradient from step 1000 on"`
+	Hook string `json:"hook" run:"here" usage:"{HOOK} by which replicas average gradients over a slow link: bf16 or fp16 sends half the bytes, powersgd:RANK two narrow matrices for each gradient from step 1000 on, powersgd:RANK:STEP from step STEP on"`
 	Join bool   `json:"-" flag:"join" run:"here" usage:"is refused: the ranks of these runs end at the same step; programs call DDP.Join"`
 }
 

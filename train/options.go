@@ -28,7 +28,7 @@ type Options struct {
 	DType      string  // number type of a pass: "float32", the default, or "bfloat16"; weights are float32
 	Clip       float64 // largest norm of all gradients together; 0: no limit
 	ZeRO1      bool    // replicas divide the state of the optimizer (parallel.ZeroRedundancyOptimizer)
-	Hook       string  // how replicas average gradients: "bf16", "fp16" or "powersgd:RANK"; "" as they are
+	Hook       string  // how replicas average gradients: "bf16", "fp16", "powersgd:RANK" or "powersgd:RANK:STEP"; "" as they are
 	NaN        string  // what to do in a step that is not finite: "stop", the default, or "skip"
 	Seed       int64   // of all that is random in a pass
 

@@ -69,6 +69,10 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 		state.Sections[outerSection] = parts
 		defer r.islands.Resumed()
 	}
+	hook := r.savedHook(s.Checkpoint)
+	if hook != nil {
+		state.Sections[hookSection] = hook
+	}
 	step, err := s.Checkpoint.Step, error(nil)
 	if replayOf(ctx) != nil { // this one, whatever lies beside it
 		for name, parts := range state.Sections {
@@ -79,6 +83,11 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 	}
 	if err != nil {
 		return r.errorf("resume: %w", err)
+	}
+	if hook != nil {
+		if err := r.resumeHook(); err != nil {
+			return err
+		}
 	}
 	if step != s.Checkpoint.Step {
 		ck, err := checkpoint.Open(ctx, s.from, checkpoint.StepName(step))
@@ -238,6 +247,9 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	state.Sections[checkpoint.Optimizer] = r.optimizerParts()
 	if parts := r.outerParts(); parts != nil {
 		state.Sections[outerSection] = parts
+	}
+	if parts := r.hookParts(); parts != nil {
+		state.Sections[hookSection] = parts
 	}
 	if _, err := r.saves.last.Save(ctx, r.step, state); err != nil {
 		return r.errorf("%w", err)

@@ -36,7 +36,7 @@ func (r *trainer[B]) canCopy(ctx context.Context) (bool, error) {
 	if _, ok := r.opt.(divided); ok {
 		holders = 1
 	}
-	need := copyBytes(r.optimizerParts(), holders) + weights
+	need := copyBytes(r.optimizerParts(), holders) + copyBytes(r.hookParts(), group.Size()) + weights
 	if r.o.Best {
 		need += weights
 	}

@@ -226,7 +226,6 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 			return settled(err)
 		}
 		r.keptBest(ctx)
-		r.tellHook()
 		if was := r.standing.Batch; was > 0 && r.o.Batch > 0 && was != r.o.Batch {
 			r.report.Notice(fmt.Sprintf("a step takes %d samples from here on, %d before: the steps of the run are counted as if all had %d", r.o.Batch, was, r.o.Batch))
 		}
