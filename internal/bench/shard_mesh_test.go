@@ -20,7 +20,7 @@ func TestParseMesh(t *testing.T) {
 		{"fsdp2.tp2", 4, map[string]int{"fsdp": 2, "tp": 2}, ""},
 		{"fsdp2.tp", 8, map[string]int{"fsdp": 2, "tp": 4}, ""},
 		{"pp2:zbv.ep2.cp1", 4, map[string]int{"pp": 2, "ep": 2, "cp": 1}, ""},
-		{"zeus", 2, nil, `no strategy "zeus": want one of single, dp, ddp, zero1, fsdp, hsdp, or a mesh of pp, replicate, fsdp, ep, cp, tp such as fsdp2.tp2 or pp:zbv`},
+		{"zeus", 2, nil, `no strategy "zeus": want one of single, dp, ddp, zero1, fsdp, hsdp, diloco:H, or a mesh of pp, replicate, fsdp, ep, cp, tp such as fsdp2.tp2 or pp:zbv`},
 		{"fspd2.tp2", 4, nil, `no strategy "fspd2.tp2", did you mean fsdp? Want one of`},
 		{"tp2.tp2", 4, nil, `strategy "tp2.tp2" names the axis tp twice`},
 		{"tp0", 4, nil, `strategy "tp0": the axis tp has the size 0: want 1 or more`},
