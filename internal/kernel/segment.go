@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
 	"sort"
@@ -22,54 +23,63 @@ type Segments struct {
 // GroupIDs sorts ids, none of them negative. Skip is an id to leave out, -1
 // for none.
 func GroupIDs(ids []int64, skip int64) Segments {
-	type item struct {
-		id  int64
-		pos int32
-	}
-	items := make([]item, 0, len(ids))
+	items := make([]Keyed, 0, len(ids))
 	highest := int64(0)
 	for i, id := range ids {
 		if id != skip {
-			items = append(items, item{id, int32(i)})
+			items = append(items, Keyed{uint64(id), int32(i)})
 			highest = max(highest, id)
 		}
 	}
-	if n := len(items); n < 64 {
-		slices.SortStableFunc(items, func(a, b item) int { return int(min(max(a.id-b.id, -1), 1)) })
-	} else {
-		// From the lowest digit on, each pass keeping the order of the last: the
-		// work does not depend on how the ids are spread.
-		const digit = 11
-		other := make([]item, n)
-		var counts [1 << digit]int32
-		for shift := 0; shift < bits.Len64(uint64(highest)); shift += digit {
-			clear(counts[:])
-			for i := range items {
-				counts[items[i].id>>shift&(1<<digit-1)]++
-			}
-			sum := int32(0)
-			for d, c := range counts {
-				counts[d] = sum
-				sum += c
-			}
-			for i := range items {
-				d := items[i].id >> shift & (1<<digit - 1)
-				other[counts[d]] = items[i]
-				counts[d]++
-			}
-			items, other = other, items
-		}
-	}
+	items = SortKeyed(items, uint64(highest))
 	s := Segments{Order: make([]int32, len(items)), IDs: make([]int64, 0, len(items)), Starts: make([]int32, 0, len(items)+1)}
 	for i, it := range items {
-		if i == 0 || it.id != items[i-1].id {
-			s.IDs = append(s.IDs, it.id)
+		if i == 0 || it.Key != items[i-1].Key {
+			s.IDs = append(s.IDs, int64(it.Key))
 			s.Starts = append(s.Starts, int32(i))
 		}
-		s.Order[i] = it.pos
+		s.Order[i] = it.Pos
 	}
 	s.Starts = append(s.Starts, int32(len(items)))
 	return s
+}
+
+// Keyed is a key and its position in a list.
+type Keyed struct {
+	Key uint64
+	Pos int32
+}
+
+// SortKeyed returns items sorted by key, in their own order where keys are equal.
+// highest is the highest key. The memory of items is used.
+func SortKeyed(items []Keyed, highest uint64) []Keyed {
+	if len(items) < 64 {
+		slices.SortStableFunc(items, func(a, b Keyed) int { return cmp.Compare(a.Key, b.Key) })
+		return items
+	}
+	// From the lowest digit on, each pass keeping the order of the last: the
+	// work does not depend on how the keys are spread.
+	const digit = 11
+	other := make([]Keyed, len(items))
+	var counts [1 << digit]int32
+	for shift := 0; shift < bits.Len64(highest); shift += digit {
+		clear(counts[:])
+		for i := range items {
+			counts[items[i].Key>>shift&(1<<digit-1)]++
+		}
+		sum := int32(0)
+		for d, c := range counts {
+			counts[d] = sum
+			sum += c
+		}
+		for i := range items {
+			d := items[i].Key >> shift & (1<<digit - 1)
+			other[counts[d]] = items[i]
+			counts[d]++
+		}
+		items, other = other, items
+	}
+	return items
 }
 
 // over calls fn for runs of segments with about the same number of positions
