@@ -76,7 +76,7 @@ func begin(s *backend.Settings) (*job, error) {
 	}
 	by := launcher()
 	if by.name == "" {
-		hint := "start the program by mpirun -n N PROGRAM, by srun --mpi=pmix PROGRAM, or by cohort run --mpi -n N PROGRAM"
+		hint := "start the program by mpirun -n N PROGRAM, by srun --mpi=pmix PROGRAM, or by cohort run --mpi --nproc-per-node N PROGRAM"
 		if envvar.WorldSize.IsSet() {
 			hint = "its launcher is cohort run or torchrun, which no MPI knows: " + hint
 		}
