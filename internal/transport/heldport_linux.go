@@ -4,6 +4,7 @@ package transport
 
 import (
 	"os"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -47,7 +48,16 @@ func bindAny(to unix.Sockaddr, family int) (fd int, err error) {
 // withoutForks calls f while this process starts no others. A process that is being started
 // has copies of all sockets until its program runs: what f closes would stay open in it.
 func withoutForks(f func() error) error {
+	forkOnce()
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return f()
 }
+
+// forkOnce lets package os make the fork that does not take ForkLock: before it starts or
+// finds the first process, it forks once to learn whether the system has pidfds.
+var forkOnce = sync.OnceFunc(func() {
+	if self, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = self.Release()
+	}
+})
