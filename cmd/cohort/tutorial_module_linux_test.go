@@ -52,7 +52,7 @@ func TestTutorialsOwnModule(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	env := append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	env := append(os.Environ(), "GOFLAGS=-buildvcs=false -trimpath")
 	runScript(t, dir, env, string(m[1])+"go run github.com/cohort-ml/cohort/cmd/cohort version\ngo run .\ngo mod tidy -diff\n")
 }
 
@@ -126,7 +126,7 @@ func TestTutorialsVersion(t *testing.T) {
 	// What is in the cache already need not be had again, and nothing is left in it.
 	had := filepath.Join(strings.TrimSpace(string(out)), "cache", "download")
 	served := strings.TrimSuffix(proxy, filepath.Join("github.com", "cohort-ml", "cohort", "@v"))
-	env := append(os.Environ(), "GOPROXY=file://"+filepath.ToSlash(served)+",file://"+filepath.ToSlash(had), "GONOSUMDB=*", "GOFLAGS=-modcacherw",
+	env := append(os.Environ(), "GOPROXY=file://"+filepath.ToSlash(served)+",file://"+filepath.ToSlash(had), "GONOSUMDB=*", "GOFLAGS=-modcacherw -trimpath",
 		"GOMODCACHE="+t.TempDir(), "GOBIN="+t.TempDir())
 	runScript(t, t.TempDir(), env, "go run github.com/cohort-ml/cohort/cmd/cohort@"+version+" version\ngo install github.com/cohort-ml/cohort/cmd/cohort@latest\n\"$GOBIN\"/cohort version | grep "+version+"\n")
 }
