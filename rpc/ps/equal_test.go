@@ -132,7 +132,7 @@ func TestSynchronousEqualsLocal(t *testing.T) {
 	seed := int64(seeded.Of(t) % (1 << 40))
 	const numSteps = 6
 	for kind := range optimizers {
-		for _, workers := range []int{1, 3} {
+		for _, workers := range []int{1, 2, 3, 4} {
 			want := make([][]float64, workers)
 			var local *models.DLRM
 			err := dist.Spawn(t.Context(), workers, func(ctx context.Context, g *dist.Group) error {
@@ -146,7 +146,7 @@ func TestSynchronousEqualsLocal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, servers := range []int{1, 2, 4} {
+			for _, servers := range []int{1, 2, 3, 4} {
 				t.Run(fmt.Sprintf("%s/%d workers/%d servers", kind, workers, servers), func(t *testing.T) {
 					c := start(t, servers)
 					_, tables := recommender()
