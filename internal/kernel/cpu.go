@@ -31,6 +31,10 @@ var bestISA = detectISA()
 // no kernel runs.
 var useISA = bestISA
 
+// InstructionSet names the set of instructions that the kernels use on this machine:
+// avx512, avx2 or portable.
+func InstructionSet() string { return bestISA.String() }
+
 // hasPairs tells whether this machine multiplies pairs of bfloat16
 // (AVX512_BF16), usePairs whether the kernels do, if useISA is avx512. Only tests
 // change the latter.

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fingerprint
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// mending is what a command that mends depends on beside the two values.
+type mending struct {
+	key             string
+	expected, found *Fingerprint
+}
+
+// say returns a mending that is a sentence or a command with the expected value in it.
+func say(text string) func(e, f string, m *mending) string {
+	return func(e, _ string, _ *mending) string {
+		if strings.Contains(text, "%s") {
+			return fmt.Sprintf(text, e)
+		}
+		return text
+	}
+}
+
+func sysctl(name string) func(e, f string, m *mending) string {
+	return func(e, _ string, _ *mending) string { return "sysctl -w " + name + "=" + quote(e) }
+}
+
+// ulimit returns a mending of a limit that the shell counts in units of some bytes.
+func ulimit(flag string, unit int64) func(e, f string, m *mending) string {
+	return func(e, _ string, _ *mending) string {
+		if n, err := strconv.ParseInt(e, 10, 64); err == nil {
+			e = strconv.FormatInt((n+unit-1)/unit, 10)
+		}
+		return "ulimit -" + flag + " " + e + "  # or in /etc/security/limits.conf"
+	}
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=@%+,-]+$`)
+
+// quote writes a word for a shell.
+func quote(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+func mendProgram(e, _ string, m *mending) string {
+	if module := m.expected.Get(Program, "module"); module != "" && m.expected.Get(Program, "version") != m.found.Get(Program, "version") {
+		return mendModule("", "", m)
+	}
+	path := m.found.Get(Program, "path")
+	if path == "" {
+		path = m.found.Get(Program, "name")
+	}
+	return "copy the program of another node to " + quote(path) + ": its sha256 begins with " + e[:min(12, len(e))]
+}
+
+func mendModule(_, _ string, m *mending) string {
+	module, version := m.expected.Get(Program, "package"), m.expected.Get(Program, "version")
+	if module == "" || version == "" || strings.HasPrefix(version, "(") {
+		return "copy the program of another node to this one"
+	}
+	return "go install " + module + "@" + version
+}
+
+func mendCohort(_, _ string, m *mending) string {
+	if v := m.expected.Get(Cohort, "version"); v != "" && !strings.HasPrefix(v, "(") && !strings.Contains(v, "+") {
+		return "go install github.com/cohort-ml/cohort/cmd/cohort@" + v
+	}
+	return "copy the binary cohort of another node to this one"
+}
+
+func mendFeatures(_, _ string, m *mending) string {
+	if m.found.Get(Variables, "GODEBUG") != m.expected.Get(Variables, "GODEBUG") {
+		return mendVariable(m.expected.Get(Variables, "GODEBUG"), "", &mending{key: "GODEBUG"})
+	}
+	return "let the virtual machine pass all features of its processor on (QEMU: -cpu host), or use equal machines"
+}
+
+func mendOnline(_, _ string, _ *mending) string {
+	return "echo 1 | tee /sys/devices/system/cpu/cpu[0-9]*/online"
+}
+
+func mendAffinity(_, _ string, m *mending) string {
+	if n, err := strconv.Atoi(m.found.Get(CPU, "online")); err == nil {
+		return fmt.Sprintf("taskset -c 0-%d COMMAND  # instead of fewer cores", n-1)
+	}
+	return "start the launcher without taskset"
+}
+
+func mendQuota(e, _ string, m *mending) string {
+	file := m.found.Get(CPU, "quota_file")
+	if file == "" {
+		return "give the container the CPUs of the others: " + e
+	}
+	if x, err := strconv.ParseFloat(e, 64); err == nil {
+		e = fmt.Sprintf("%.0f 100000", x*100000)
+	} else {
+		e = "max"
+	}
+	return "echo '" + e + "' > " + file
+}
+
+func mendMemoryLimit(e, _ string, m *mending) string {
+	file := m.found.Get(Memory, "limit_file")
+	if file == "" {
+		return "give the container a limit of " + e + " bytes"
+	}
+	if e == unlimited {
+		e = "max"
+	}
+	return "echo " + e + " > " + file
+}
+
+func mendPids(e, _ string, m *mending) string {
+	if e == unlimited {
+		e = "max"
+	}
+	if file := m.found.Get(Limits, "pids_file"); file != "" {
+		return "echo " + e + " > " + file
+	}
+	return "give the container a pids limit of " + e
+}
+
+func mendGovernor(e, _ string, _ *mending) string {
+	return "echo " + e + " | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
+}
+
+func mendShm(e, _ string, _ *mending) string {
+	return "mount -o remount,size=" + e + " /dev/shm  # a container: --shm-size " + e
+}
+
+func mendHugePages(e, _ string, _ *mending) string {
+	return "echo " + e + " > /sys/kernel/mm/transparent_hugepage/enabled"
+}
+
+func mendOwnName(_, f string, m *mending) string {
+	host := m.found.Get(System, "host")
+	if strings.HasPrefix(f, "loopback") && host != "" {
+		// cp and not sed -i: the file may be a mount.
+		return `sed '/^127\.0\.1\.1[[:space:]]/d' /etc/hosts > /etc/hosts.new && cat /etc/hosts.new > /etc/hosts && rm /etc/hosts.new  # or give ` + host + " its own address there"
+	}
+	return "put the line 'ADDRESS " + host + "' into /etc/hosts"
+}
+
+// netdev returns the name of the interface that a key such as mtu.eth0 is about.
+func netdev(key string) string {
+	_, name, _ := strings.Cut(key, ".")
+	return quote(name)
+}
+
+func mendMTU(e, _ string, m *mending) string {
+	return "ip link set dev " + netdev(m.key) + " mtu " + e
+}
+
+func mendState(e, _ string, m *mending) string {
+	if e == "up" {
+		return "ip link set dev " + netdev(m.key) + " up"
+	}
+	return ""
+}
+
+func mendFamilies(e, _ string, m *mending) string {
+	if strings.Contains(e, "ipv6") {
+		return "sysctl -w net.ipv6.conf." + netdev(m.key) + ".disable_ipv6=0  # and give it an address"
+	}
+	return "give " + netdev(m.key) + " an address of " + e
+}
+
+func mendClock(_, _ string, m *mending) string {
+	switch m.found.Get(Clock, "source") {
+	case "chrony":
+		return "chronyc makestep"
+	case "systemd-timesyncd", "ntpd":
+		return "systemctl restart " + m.found.Get(Clock, "source")
+	}
+	return "apt-get install chrony && chronyc makestep  # or another service that keeps the clock"
+}
+
+func mendZone(e, _ string, _ *mending) string {
+	return "ln -sf /usr/share/zoneinfo/" + quote(e) + " /etc/localtime"
+}
+
+func mendClockSource(e, _ string, _ *mending) string {
+	return "echo " + e + " > /sys/devices/system/clocksource/clocksource0/current_clocksource"
+}
+
+func mendPython(_, _ string, m *mending) string {
+	e := m.expected
+	return fmt.Sprintf("uv venv --python %s  # then cohort env create FILE", strings.ToLower(e.Get(Python, "implementation"))+e.Get(Python, "version"))
+}
+
+// mendPackage returns the command that installs one package as it should be. The value is a
+// version; behind it a build of conda, or where it came from.
+func mendPackage(e, f string, m *mending) string {
+	python := m.found.Get(Python, "executable")
+	if python == "" {
+		python = "python3"
+	}
+	name := m.key
+	version, rest, _ := strings.Cut(e, " ")
+	conda := strings.HasPrefix(rest, "conda ") || e == "" && strings.Contains(f, " conda ")
+	switch {
+	case conda && e == "":
+		return "conda remove -p " + quote(m.found.Get(Python, "prefix")) + " " + name
+	case conda:
+		_, build, _ := strings.Cut(rest, " ")
+		return "conda install -p " + quote(m.found.Get(Python, "prefix")) + " " + quote(name+"="+version+"="+strings.Fields(build + " *")[0])
+	case e == "":
+		return quote(python) + " -m pip uninstall -y " + name
+	case strings.HasPrefix(rest, "from "):
+		return quote(python) + " -m pip install " + quote(name+" @ "+strings.TrimPrefix(rest, "from "))
+	case strings.HasPrefix(rest, "editable"):
+		return "install " + name + " " + version + " from the same directory as on the other nodes"
+	}
+	return quote(python) + " -m pip install --no-deps " + quote(name+"=="+version)
+}
+
+func mendVariable(e, _ string, m *mending) string {
+	switch e {
+	case "":
+		return "unset " + m.key
+	case Masked:
+		return "set " + m.key + " as on the other nodes"
+	}
+	return "export " + m.key + "=" + quote(e)
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fingerprint
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// TOML returns the fingerprint as a TOML file: one line a key, sections and keys in a fixed
+// order, so that a diff of two files is short. All values are strings. The lines of header
+// come first, as comments.
+func (f *Fingerprint) TOML(header ...string) []byte {
+	var b bytes.Buffer
+	for _, line := range header {
+		fmt.Fprintf(&b, "# %s\n", clean(line))
+	}
+	for _, name := range Sections() {
+		if !f.Has(name) {
+			continue
+		}
+		fmt.Fprintf(&b, "\n[%s]\n", name)
+		for _, key := range f.Keys(name) {
+			fmt.Fprintf(&b, "%s = %s\n", tomlKey(key), tomlString(f.sections[name][key]))
+		}
+	}
+	return bytes.TrimPrefix(b.Bytes(), []byte("\n"))
+}
+
+var bareKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+func tomlKey(key string) string {
+	if bareKey.MatchString(key) {
+		return key
+	}
+	return tomlString(key)
+}
+
+// tomlString writes a basic string. Values and keys have no control characters.
+func tomlString(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, c := range s {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(c)
+		case c < ' ' || c == 0x7f:
+			b.WriteString(`\u` + strconv.FormatInt(int64(c)|0x10000, 16)[1:])
+		default:
+			b.WriteRune(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
