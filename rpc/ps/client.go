@@ -52,6 +52,7 @@ type Client struct {
 	grads map[string]*gradients // of this step, by table
 	rates map[string]rate
 	err   error // of a push, that nobody has been told yet
+	stale Staleness
 }
 
 // Dial makes a client of the servers of a job. It waits until all of them have answered. A
@@ -93,12 +94,7 @@ func Dial(ctx context.Context, a *rpc.Agent, at Servers, opts ...Option) (*Clien
 		c.cancel()
 		return fail(firstOf(errs))
 	}
-	for i, r := range c.remotes {
-		r.first = r.next
-		if i == 0 || r.first < c.step {
-			c.step = r.first
-		}
-	}
+	c.rejoined()
 	for _, r := range c.remotes {
 		c.wait.Go(r.send)
 	}

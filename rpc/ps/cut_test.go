@@ -111,6 +111,8 @@ func FuzzEntry(f *testing.F) {
 	f.Add((&push{client: 1, number: 2, worker: 3, step: 4, parts: []part{{table: 5, lr: 0.5, keys: []int64{6, 7}, grads: []float32{1, 2, 3, 4}}}}).encode())
 	f.Add((&removal{table: 1, step: 2, keys: []int64{3}}).encode())
 	f.Add((&leaving{client: 1, worker: 2}).encode())
+	f.Add((&beginning{step: 3}).encode())
+	f.Add((&insertion{table: 1, keys: []int64{2, 5}, values: []float32{1, 2, 3, 4}, states: []float32{5, 6}}).encode())
 	s := settings{Servers: 2, Tables: []rows.Schema{exact("a", 2)}}
 	f.Add(append([]byte{entrySettings}, s.encode()...))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -40,6 +40,7 @@
 //   - server.go: a server; handlers.go: its answers; writer.go: the goroutine that changes
 //     its state; state.go: that state, which follows from its entries (entry.go) alone
 //   - client.go: a client; remote.go: a server as a client sees it; pull.go, push.go
+//   - transfer.go: rows with their states, from and to checkpoints of a run
 //   - unique.go: keys, each once
 //   - message.go, error.go: what travels
 //

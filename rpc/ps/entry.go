@@ -16,6 +16,8 @@ const (
 	entryPush     = 2
 	entryRemove   = 3
 	entryLeave    = 4
+	entryBegin    = 5
+	entryInsert   = 6
 )
 
 // push is the gradients of a step of a worker, as far as one server has the keys.
@@ -174,6 +176,10 @@ func decodeEntry(b []byte) (any, error) {
 		out = q
 	case entryLeave:
 		out = &leaving{r.uint64(), int(int64(r.uint64()))}
+	case entryBegin:
+		out = &beginning{int64(r.uint64())}
+	case entryInsert:
+		out = r.insertion()
 	default:
 		return nil, fmt.Errorf("an entry of kind %d: %w", b[0], errEntry)
 	}

@@ -35,7 +35,7 @@ func (s *Server) pull(ctx context.Context, in pullArgs) (pullReply, error) {
 		return pullReply{}, no
 	}
 	defer done()
-	out := pullReply{Step: v.applied, Rows: make([]*tensor.Tensor, len(in.Parts))}
+	out := pullReply{Step: v.applied, Behind: v.behind(in.Step), Rows: make([]*tensor.Tensor, len(in.Parts))}
 	if len(in.Parts) > maxParts {
 		return pullReply{}, s.errorf(KindKeys, "a pull of %d parts: want %d at most", len(in.Parts), maxParts)
 	}

@@ -22,6 +22,9 @@ var (
 	leaveMethod  = rpc.NewMethod[leaveArgs, struct{}]("ps.Leave")
 	statusMethod = rpc.NewMethod[struct{}, Status]("ps.Status")
 	snapMethod   = rpc.NewMethod[struct{}, snapReply]("ps.Snapshot")
+	beginMethod  = rpc.NewMethod[beginArgs, struct{}]("ps.Begin")
+	insertMethod = rpc.NewMethod[insertArgs, struct{}]("ps.Insert")
+	lookupMethod = rpc.NewMethod[lookupArgs, lookupReply]("ps.Lookup")
 )
 
 // openArgs is what a client says before anything else.
@@ -64,7 +67,9 @@ type pullPart struct {
 // [n, width+4] for int8 with the row's scale, float32 [bags, width] for bags.
 type pullReply struct {
 	Step int64 // how many steps the server has applied
-	Rows []*tensor.Tensor
+	// Behind is how many steps before that of the pull the slowest worker has not pushed.
+	Behind int64 `rpc:"Behind,optional"`
+	Rows   []*tensor.Tensor
 }
 
 // pushArgs are the pushes of a client behind each other. Number is that of the first.

@@ -199,6 +199,7 @@ func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 	if err := firstOf(errs); err != nil {
 		return nil, err
 	}
+	c.noteBehind(replies)
 	out := make([]*tensor.Tensor, len(p.parts))
 	for i := range p.parts {
 		w := &p.parts[i]

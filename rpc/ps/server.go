@@ -118,6 +118,9 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 		rpc.Serve(leaveMethod, s.leave),
 		rpc.Serve(statusMethod, s.status),
 		rpc.Serve(snapMethod, s.snapshot),
+		rpc.Serve(beginMethod, s.begin),
+		rpc.Serve(insertMethod, s.insert, rpc.WithTransient()),
+		rpc.Serve(lookupMethod, s.lookup, rpc.WithTransient()),
 	)
 	if err == nil && s.store != nil {
 		err = s.store.Set(ctx, addressKey(index), []byte(a.VisitAddr()))

@@ -103,6 +103,10 @@ func (s *state) apply(lsn uint64, e any) error {
 			return s.completeStep()
 		}
 		return s.completeBatch()
+	case *beginning:
+		return s.applyBeginning(e)
+	case *insertion:
+		return s.applyInsertion(e)
 	}
 	return fmt.Errorf("an entry of type %T", e)
 }

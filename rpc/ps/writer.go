@@ -13,8 +13,8 @@ import (
 // It appends the entries of all that wait to the journal by one write, applies them in that
 // order, and then lets the handlers answer.
 
-// request is a change that a handler waits for. Exactly one of settings, pushes, leaves and
-// saves is there.
+// request is a change that a handler waits for. Exactly one of settings, pushes, leaves,
+// saves and other is there.
 type request struct {
 	client uint64
 	worker int
@@ -27,6 +27,8 @@ type request struct {
 	batch  uint64 // in which the last push is applied
 
 	leaves bool
+
+	other any // an entry that the handler has made
 
 	saves  bool
 	lsn    uint64
@@ -116,6 +118,9 @@ func (r *request) bytes() int {
 		for i := range p.parts {
 			n += 8*len(p.parts[i].keys) + 4*len(p.parts[i].grads)
 		}
+	}
+	if e, ok := r.other.(*insertion); ok {
+		n += 8*len(e.keys) + 4*len(e.values) + 4*len(e.states)
 	}
 	return n
 }
@@ -235,6 +240,10 @@ func encodeEntry(e any) []byte {
 		return e.encode()
 	case *removal:
 		return e.encode()
+	case *beginning:
+		return e.encode()
+	case *insertion:
+		return e.encode()
 	}
 	return e.(*leaving).encode()
 }
@@ -266,6 +275,8 @@ func (s *Server) prepare(r *request, set *settings) {
 		}
 	case r.pushes != nil:
 		s.preparePush(r)
+	case r.other != nil:
+		r.entries = append(r.entries, r.other)
 	}
 }
 

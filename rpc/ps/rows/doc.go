@@ -48,5 +48,6 @@
 //	reading              gather.go, prefetch*.go, bags.go
 //	changing             update.go, apply.go (the arithmetic), evict.go
 //	snapshots            record.go, scan.go
+//	rows with states     transfer.go
 //	numbers about it     stats.go
 package rows

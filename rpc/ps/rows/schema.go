@@ -173,3 +173,6 @@ func (s Schema) WithDefaults() Schema {
 // RowBytes returns the bytes of a row of a dtype: with Int8, the values and then the scale,
 // a little-endian float32.
 func (s Schema) RowBytes(as tensor.DType) int { return rowBytes(as, s.Width) }
+
+// StateLen returns the number of float32 of a row's state.
+func (s Schema) StateLen() int { return s.Optimizer.stateLen(s.Width) }
