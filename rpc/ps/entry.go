@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"unsafe"
 )
 
 // The kinds of entries of a server's log. Everything that changes what a server has is an
@@ -26,6 +28,15 @@ type push struct {
 	worker         int
 	step           int64
 	parts          []part
+}
+
+// own gives a push memory of its own. Until then it lies in that of the request or of the
+// log, which is used again.
+func (p *push) own() {
+	for i := range p.parts {
+		q := &p.parts[i]
+		q.keys, q.grads = slices.Clone(q.keys), slices.Clone(q.grads)
+	}
 }
 
 // part is the gradient of a table.
@@ -94,17 +105,11 @@ func (l *leaving) encode() []byte {
 }
 
 func appendInt64s(b []byte, v []int64) []byte {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint64(b, uint64(x))
-	}
-	return b
+	return append(b, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 8*len(v))...)
 }
 
 func appendFloat32s(b []byte, v []float32) []byte {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
-	}
-	return b
+	return append(b, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))...)
 }
 
 // entryReader reads an entry, which may be damaged.
@@ -140,18 +145,14 @@ func (r *entryReader) uint64() uint64 {
 func (r *entryReader) int64s(n int) []int64 {
 	b := r.take(8 * n)
 	out := make([]int64, len(b)/8)
-	for i := range out {
-		out[i] = int64(binary.LittleEndian.Uint64(b[8*i:]))
-	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 8*len(out)), b)
 	return out
 }
 
 func (r *entryReader) float32s(n int) []float32 {
 	b := r.take(4 * n)
 	out := make([]float32, len(b)/4)
-	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 4*len(out)), b)
 	return out
 }
 

@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/rpc/ps/rows"
 	"github.com/cohort-ml/cohort/tensor"
@@ -292,6 +294,7 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 	if no := s.isMet(in.Life); no != nil {
 		return pushReply{}, no
 	}
+	defer runtime.KeepAlive(&in) // whose memory the writer reads
 	no := s.checkPushes(v, &in, r)
 	if no != nil {
 		s.counts.refused.Add(1)
@@ -390,7 +393,8 @@ func (s *Server) checkPushes(v *view, in *pushArgs, r *request) *Error {
 	return nil
 }
 
-// checkPart reads the gradient of a table. The result has memory of its own.
+// checkPart reads the gradient of a table. The result lies in the memory of the request
+// where the request has float32.
 func (s *Server) checkPart(v *view, in pushPart) (part, *Error) {
 	n, ok := v.number[in.Table]
 	if !ok {
@@ -418,7 +422,14 @@ func (s *Server) checkPart(v *view, in pushPart) (part, *Error) {
 	default:
 		return part{}, s.errorf(KindValues, "the gradients are %s: want float32, bfloat16 or float16", shapeText(g)).of(in.Table)
 	}
-	grads := g.Float32s() // a copy, for the memory of the request is used again
+	var grads []float32
+	if g.DType() == tensor.Float32 && g.IsContiguous() {
+		if grads, err = float32sOf(g); err != nil {
+			return part{}, s.errorf(KindValues, "%w", err).of(in.Table)
+		}
+	} else {
+		grads = g.Float32s()
+	}
 	if i := firstBad(grads); i >= 0 {
 		k := keys[i/schema.Width]
 		return part{}, s.errorf(KindValues, "value %d of the gradient is %v: the push was refused, and no row has changed", i%schema.Width, grads[i]).of(in.Table).keys(k, k)
@@ -426,29 +437,38 @@ func (s *Server) checkPart(v *view, in pushPart) (part, *Error) {
 	if !(in.LR >= 0 && in.LR <= math.MaxFloat32) {
 		return part{}, s.errorf(KindValues, "the learning rate is %v: want a finite number, 0 or more", in.LR).of(in.Table)
 	}
-	return part{n, in.LR, slices.Clone(keys), grads}, nil
+	return part{n, in.LR, keys, grads}, nil
 }
 
 // firstBad returns the position of the first value that is not finite, -1 for none.
 func firstBad(v []float32) int {
-	const block = 64
-	for lo := 0; lo < len(v); lo += block {
-		part := v[lo:min(lo+block, len(v))]
-		bad := uint32(0)
-		for _, x := range part {
-			// The exponent of what is not finite has all bits; only then does the sum carry.
-			bad |= (math.Float32bits(x)&0x7f800000 + 0x00800000) & 0x80000000
-		}
-		if bad == 0 {
-			continue
-		}
-		for i, x := range part {
-			if math.Float32bits(x)&0x7f800000 == 0x7f800000 {
-				return lo + i
-			}
+	const block = 128
+	whole := len(v) / block * block
+	for lo := 0; lo < whole; lo += block {
+		if !allFinite((*[block]float32)(v[lo:])) {
+			return lo + firstBadOf(v[lo:lo+block])
 		}
 	}
+	if i := firstBadOf(v[whole:]); i >= 0 {
+		return whole + i
+	}
 	return -1
+}
+
+// allFinite looks at two values at a time.
+func allFinite(v *[128]float32) bool {
+	const exponents, ones, carries = 0x7f8000007f800000, 0x0080000000800000, 0x8000000080000000
+	bad := uint64(0)
+	for i := 0; i < len(v); i += 4 {
+		a, b := *(*uint64)(unsafe.Pointer(&v[i])), *(*uint64)(unsafe.Pointer(&v[i+2]))
+		// The exponent of what is not finite has all bits; only then does the sum carry.
+		bad |= (a&exponents + ones) | (b&exponents + ones)
+	}
+	return bad&carries == 0
+}
+
+func firstBadOf(v []float32) int {
+	return slices.IndexFunc(v, func(x float32) bool { return math.Float32bits(x)&0x7f800000 == 0x7f800000 })
 }
 
 // Status is what a server tells of itself.

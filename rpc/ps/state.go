@@ -162,13 +162,21 @@ func (s *state) applyPush(p *push) error {
 			s.pending[p.step] = all
 		}
 		all[p.worker] = p
-		return s.completeStep()
+		err := s.completeStep()
+		if s.pending[p.step] != nil {
+			p.own()
+		}
+		return err
 	}
 	s.step = max(s.step, uint64(p.step+1))
 	if s.set.Consistency != nil && s.set.Consistency.Batch > 1 {
 		c.Batch = s.batches + 1
 		s.batch = append(s.batch, p)
-		return s.completeBatch()
+		err := s.completeBatch()
+		if len(s.batch) > 0 {
+			p.own()
+		}
+		return err
 	}
 	s.applied++
 	return s.update(p.parts)

@@ -5,6 +5,7 @@ package ps
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/rpc/ps/rows"
 )
@@ -38,7 +39,15 @@ type request struct {
 	entries []any
 	err     *Error
 	done    chan struct{}
+	turn    atomic.Uint32 // whose the request is
 }
+
+// Whose a request is.
+const (
+	ofHandler = iota // it waits, and its handler may take it back
+	ofWriter         // its memory is read until it is done
+	ofNobody         // its handler has taken it back
+)
 
 // maxBatch is how many requests, and maxBatchBytes how many bytes of gradients, the writer
 // takes at once.
@@ -47,8 +56,8 @@ const (
 	maxBatchBytes = 64 << 20
 )
 
-// do gives a request to the writer and waits for it. If ctx ends before, the request may
-// take effect.
+// do gives a request to the writer and waits for it. If ctx ends before the request's turn
+// comes, the request has no effect. When do returns, nobody reads the request's memory.
 func (s *Server) do(ctx context.Context, r *request) error {
 	r.done = make(chan struct{})
 	select {
@@ -67,6 +76,13 @@ func (s *Server) do(ctx context.Context, r *request) error {
 			return s.failed.Load()
 		}
 	case <-ctx.Done():
+		if r.turn.CompareAndSwap(ofHandler, ofNobody) {
+			return ctx.Err()
+		}
+		select { // the writer waits for nothing but the journal
+		case <-r.done:
+		case <-s.stopped:
+		}
 		return ctx.Err()
 	}
 	if r.err != nil {
@@ -127,6 +143,7 @@ func (r *request) bytes() int {
 
 // take does the requests of a turn. It returns false if the server cannot go on.
 func (s *Server) take(turn []*request) bool {
+	turn = slices.DeleteFunc(turn, func(r *request) bool { return !r.turn.CompareAndSwap(ofHandler, ofWriter) })
 	set := s.state.set
 	var entries [][]byte
 	for _, r := range turn {

@@ -23,6 +23,7 @@ type lookup struct {
 	bucket [wave]unsafe.Pointer // where to look first
 	slot   [wave]uint32         // plus one, 0 for keys without a row
 	record [wave]unsafe.Pointer // nil for keys without a row
+	header [wave]unsafe.Pointer // the same; for the writer
 }
 
 // readScratch is the memory of one reader.
@@ -31,6 +32,7 @@ type readScratch struct {
 	raw    []byte    // a wave of rows in the table's dtype
 	floats []float32 // the same as float32
 	cold   []read
+	writes bool // headers are fetched too
 }
 
 func newReadScratch(t *Table) *readScratch {
@@ -135,6 +137,9 @@ func (t *Table) eachWave(r *readScratch, keys []int64, fn func(l *lookup, at, n 
 		}
 		if k < waves {
 			s.resolve(&r.ahead[k&1], part(k), t.rowBytes)
+			if r.writes {
+				s.fetchHeaders(&r.ahead[k&1], len(part(k)))
+			}
 		}
 		if k > 0 {
 			fn(&r.ahead[(k-1)&1], (k-1)*wave, len(part(k-1)))
@@ -180,6 +185,17 @@ func (s *store) resolve(l *lookup, keys []int64, rowBytes int) {
 		}
 	}
 	prefetch(&l.record[0], len(keys), min(rowBytes, prefetchBytes))
+}
+
+// fetchHeaders fetches the headers of the records that resolve has found.
+func (s *store) fetchHeaders(l *lookup, n int) {
+	for i, slot := range l.slot[:n] {
+		l.header[i] = nil
+		if slot != 0 {
+			l.header[i] = unsafe.Pointer(s.header(slot - 1))
+		}
+	}
+	prefetch(&l.header[0], n, headerBytes)
 }
 
 // copyWave copies the rows of a wave in the table's dtype.

@@ -36,6 +36,7 @@ type updateScratch struct {
 func (u *updateScratch) init(t *Table) {
 	w := t.schema.Width
 	u.read = newReadScratch(t)
+	u.read.writes = true
 	u.raw = make([]byte, tileRows*t.rowBytes)
 	u.params = make([]float32, tileRows*w)
 	u.grads = make([]float32, tileRows*w)
