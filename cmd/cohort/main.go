@@ -16,6 +16,7 @@
 //     them and reads configuration files.
 //   - torchrun.go: the flags that cohort run has in common with torchrun;
 //     rendezvous.go: how the machines of a job meet.
+//   - run_hosts.go: jobs whose launchers ssh starts on other hosts; run_mpi.go: by an MPI.
 //   - help.go: the help of all commands, and what shells complete.
 //   - suggestions.go: what is said about unknown commands and flags ("did you
 //     mean").

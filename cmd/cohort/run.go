@@ -27,6 +27,7 @@ type runFlags struct {
 	survivors bool
 	notice    launch.Notice
 	mpirun    string
+	hostFlags
 }
 
 const runLong = `Start PROGRAM once for each rank, watch the processes and end all of them.
@@ -38,8 +39,8 @@ belongs to it. In ARGS, ${local_rank} stands for the local rank.
 
 The flags are those of torchrun, also with underscores, and take their defaults
 from torchrun's environment variables (PET_NPROC_PER_NODE for --nproc-per-node).
-The flags --token-file, --program, --store, --survivors, --notice-file and
---notice-url are Cohort's own.
+The flags --token-file, --program, --store, --survivors, --notice-file,
+--notice-url, --mpi and those of hosts are Cohort's own.
 
 Ranks. A rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT; cohort env lists all variables. Each line that a rank prints begins
@@ -60,6 +61,13 @@ for a job that continues while machines come and go; with --rdzv-backend and
 token made on one of them. PROGRAM, or the list of --program, is what the ranks of
 that machine run; it may differ between machines. The launcher on the machine of
 rank 0 serves PyTorch's store to the machines of the job.
+
+Hosts. With --hosts a,b:4 or --hostfile FILE this command starts the launchers of
+all machines by the system's ssh, and ends them: the number behind a colon is that
+of the ranks there, else --nproc-per-node says it. Ssh asks for nothing, so keys
+must let you in. Cohort has to be on the hosts, in the same version, or is copied
+there with --copy. The directory is the present one, or --remote-dir. Settings such
+as COHORT_… and NCCL_… go to the hosts, and those of --export.
 
 MPI. With --mpi the launcher of an MPI, mpirun, starts the ranks, and takes the
 place of this process: cohort run --mpi --nproc-per-node 4 ./train. It sets
@@ -87,6 +95,7 @@ const runExample = `  cohort run --nproc-per-node 2 ./examples/ddp
   cohort run --nproc-per-node auto --max-restarts 3 train.py --epochs 3
   cohort run --program "2:train.py --lr 0.1" --program "2:./gorank -lr 0.1"
   cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp
+  cohort run --hosts node1,node2:4 --copy ./examples/ddp
   cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d \
       --rdzv-endpoint 10.0.0.1 ./examples/ddp`
 
@@ -119,6 +128,9 @@ func (f *runFlags) checkArgs(args []string) error {
 func (f *runFlags) run(cmd *cobra.Command, args []string) error {
 	if f.mpirun != "" {
 		return f.runMPI(cmd.Flags(), args)
+	}
+	if f.onHosts() {
+		return f.runHosts(cmd, args)
 	}
 	cfg, notices, err := f.config(cmd.Flags())
 	if err != nil {
@@ -169,6 +181,7 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	groupFlags(flags, "Failure", "survivors", "notice-file", "notice-url")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`FILE` with the job's token, which only its owner can read (default: a new token)")
 	groupFlags(flags, "Machine", "token-file")
+	f.hostFlags.add(flags)
 }
 
 // config checks the flags and makes a launch configuration of them. The notices are
