@@ -355,6 +355,9 @@ func TestExpertBytes(t *testing.T) {
 					}
 					want += n
 				}
+				if err := e.group.Barrier(ctx); err != nil { // what the split sent has been read
+					return err
+				}
 				before := e.group.Traffic()
 				c := nn.Training(ctx)
 				defer c.Close()

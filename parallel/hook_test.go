@@ -207,6 +207,9 @@ func TestHookBytes(t *testing.T) {
 			if err != nil {
 				return 0, err
 			}
+			if err := g.Barrier(ctx); err != nil { // until rank 1 has read what rank 0 broadcast: readers count
+				return 0, err
+			}
 			before := g.Traffic()
 			if _, err := hookStep(ctx, d, g.Rank()); err != nil {
 				return 0, err

@@ -35,12 +35,18 @@ func TestWithinGroups(t *testing.T) {
 		want := f.unitOf[model.Blocks[0]].fullBytes()/2 + f.unitOf[model.Blocks[1]].fullBytes()/2
 		in := newBatches(g.Rank(), g.Size(), 5)
 		for step := range 3 {
+			if err := near.Barrier(ctx); err != nil { // what was sent before has been read
+				return err
+			}
 			before := near.Traffic()
 			c := nn.Training(ctx)
 			ids, targets := in.next()
 			_, err := lossOf(c, f, ids, targets)
 			c.Close()
 			if err != nil {
+				return err
+			}
+			if err := near.Barrier(ctx); err != nil {
 				return err
 			}
 			if sent := near.Traffic().Since(before).SentBytes; step > 0 && sent != want {
