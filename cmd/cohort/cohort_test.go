@@ -35,7 +35,9 @@ func TestBadCommandLines(t *testing.T) {
 	tests := []struct{ args, want string }{
 		{"rum", "unknown command rum for cohort: did you mean run?"},
 		{"quite-else", "unknown command quite-else for cohort (cohort --help"},
-		{"env x", `cohort env takes no argument, got "x"`},
+		{"env x", "unknown command x for cohort env"},
+		{"env variables x", `cohort env variables takes no argument, got "x"`},
+		{"env diff a", "env diff needs two FILEs, got 1 arguments"},
 		{"run", "needs a program"},
 		{"run --nproc-per-nod 2 true", "unknown flag --nproc-per-nod for cohort run: did you mean --nproc-per-node?"},
 		{"run --zzzzzzzzzzzzz true", "unknown flag --zzzzzzzzzzzzz for cohort run (cohort run --help"},
@@ -174,7 +176,7 @@ func TestTokenFile(t *testing.T) {
 func TestEnv(t *testing.T) {
 	t.Setenv("COHORT_NODE_ID", "n7")
 	t.Setenv("COHORT_TOKEN", "hush-hush")
-	code, out, _ := cohort("env")
+	code, out, _ := cohort("env", "variables")
 	if code != 0 || strings.Contains(out, "hush-hush") {
 		t.Errorf("code %d, printed\n%s", code, out)
 	}

@@ -43,7 +43,7 @@ The flags --token-file, --program, --store, --survivors, --notice-file,
 --notice-url, --mpi and those of hosts are Cohort's own.
 
 Ranks. A rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; cohort env lists all variables. Each line that a rank prints begins
+MASTER_PORT; cohort env variables lists them. Each line that a rank prints begins
 with "[rank0] ". The ranks share a token that nobody else gets: a new one, or that
 in COHORT_TOKEN, or that in the file of --token-file or COHORT_TOKEN_FILE. The
 launcher removes the token from what the ranks print.

@@ -62,10 +62,26 @@ func readFile(p string) string {
 	return strings.TrimSpace(string(b))
 }
 
+func isDir(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
+}
+
 // glob returns the sorted paths that fit a pattern.
 func (s source) glob(pattern string) []string {
 	found, _ := filepath.Glob(s.path(pattern))
 	return found
+}
+
+// ActivePython returns the interpreter of the Python environment that an environment, as of
+// os.Environ, has made active; "" if there is none.
+func ActivePython(environ []string) string {
+	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if dir := variable(environ, name); dir != "" {
+			return filepath.Join(dir, "bin", "python")
+		}
+	}
+	return ""
 }
 
 // Collect reads the fingerprint of this node. What cannot be read is left out.
@@ -152,6 +168,7 @@ func (f *Fingerprint) collectProgram(path string) {
 	f.Set(Program, "package", info.Path)
 	f.Set(Program, "module", info.Main.Path)
 	f.Set(Program, "version", info.Main.Version)
+	f.Set(Program, "sum", info.Main.Sum)
 	f.Set(Program, "revision", revision(info))
 	f.Set(Program, "go", info.GoVersion)
 	f.Set(Program, "cohort", versionOf(info, "github.com/cohort-ml/cohort"))

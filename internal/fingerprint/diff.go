@@ -46,6 +46,9 @@ func Diff(expected, found *Fingerprint) []Finding {
 				}
 			}
 			finding := Finding{Section: section, Key: key, Kind: r.Kind, Expected: said, Found: got, Unit: r.Unit, Why: r.Why}
+			if section == Program && found.Get(Program, "kind") == "other" {
+				finding.Kind = Warn // a shell or a runner: the program is another one
+			}
 			if r.mend != nil {
 				finding.Mend = r.mend(e, f, &mending{key: key, expected: expected, found: found})
 			}
@@ -62,6 +65,11 @@ func Diff(expected, found *Fingerprint) []Finding {
 		return 1
 	})
 	return out
+}
+
+// Verify compares a fingerprint with a file: only in the sections that the file has.
+func Verify(expected, found *Fingerprint) []Finding {
+	return slices.DeleteFunc(Diff(expected, found), func(f Finding) bool { return !expected.Has(f.Section) })
 }
 
 func union(a, b map[string]string) []string {
@@ -176,15 +184,26 @@ func Expected(nodes []Node) *Fingerprint {
 	return out
 }
 
-// Compare compares the nodes of a job with what most of them have, node by node.
+// Compare compares the nodes of a job with what most of them have, node by node. Nodes may run
+// programs of other names: a program is compared with those of the same name.
 func Compare(nodes []Node) []Finding {
 	if len(nodes) < 2 {
 		return nil
 	}
 	expected := Expected(nodes)
+	programs := map[string][]Node{}
+	for _, n := range nodes {
+		name := n.Print.Get(Program, "name")
+		programs[name] = append(programs[name], n)
+	}
 	var out []Finding
 	for _, n := range nodes {
-		for _, f := range Diff(expected, n.Print) {
+		mine := expected
+		if same := programs[n.Print.Get(Program, "name")]; len(programs) > 1 {
+			mine = &Fingerprint{sections: maps.Clone(expected.sections)}
+			mine.sections[Program] = Expected(same).sections[Program]
+		}
+		for _, f := range Diff(mine, n.Print) {
 			f.Node = n.Name
 			out = append(out, f)
 		}

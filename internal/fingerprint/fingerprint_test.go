@@ -34,8 +34,8 @@ func TestDiff(t *testing.T) {
 		{"a package too many", Packages, "numpy", "", "2.4.6", Must, "", "2.4.6", "python3 -m pip uninstall -y numpy"},
 		{"a build of conda", Packages, "numpy", "2.4.6 conda py311_0 conda-forge/linux-64", "2.4.6 conda py311_1 conda-forge/linux-64", Must, "", "", "conda install -p '' numpy=2.4.6=py311_0"},
 		{"a package of git", Packages, "x", "1 from git+https://h/x@abc", "1", Must, "", "", "python3 -m pip install 'x @ git+https://h/x@abc'"},
-		{"a variable", Variables, "NCCL_DEBUG", "INFO", "WARN", Must, "INFO", "WARN", "export NCCL_DEBUG=INFO"},
-		{"a variable too many", Variables, "OMP_NUM_THREADS", "", "4", Must, "", "4", "unset OMP_NUM_THREADS"},
+		{"a variable", Variables, "NCCL_ALGO", "Ring", "Tree", Must, "Ring", "Tree", "export NCCL_ALGO=Ring"},
+		{"a variable too many", Variables, "OMP_NUM_THREADS", "", "4", Warn, "", "4", "unset OMP_NUM_THREADS"},
 		{"a value for the shell", Variables, "NCCL_X", "a b'c", "", Must, "", "", `export NCCL_X='a b'\''c'`},
 		{"an interface's name", Variables, "NCCL_SOCKET_IFNAME", "eth0", "eth1", Warn, "", "", "export NCCL_SOCKET_IFNAME=eth0"},
 		{"files", Limits, "open_files", "65536", "1024", Warn, "", "", "ulimit -n 65536  # or in /etc/security/limits.conf"},
@@ -81,7 +81,7 @@ func TestDiff(t *testing.T) {
 func TestCompare(t *testing.T) {
 	node := func(name string, values ...string) Node { return Node{name, of(values...)} }
 	nodes := []Node{
-		node("a", Packages, "torch", "2.14", Limits, "open_files", "1024", Variables, "NCCL_DEBUG", "INFO"),
+		node("a", Packages, "torch", "2.14", Limits, "open_files", "1024", Variables, "NCCL_ALGO", "Ring"),
 		node("b", Packages, "torch", "2.15", Limits, "open_files", "65536"),
 		node("c", Packages, "torch", "2.15", Limits, "open_files", "65536"),
 	}
@@ -104,6 +104,23 @@ func TestCompare(t *testing.T) {
 	}
 	if all := Compare([]Node{nodes[1], nodes[2]}); len(all) != 0 {
 		t.Errorf("equal nodes: %+v", all)
+	}
+	// Programs of other names may differ, as in a job of Go and Python.
+	program := func(name, kind, hash string) Node {
+		return node(name+hash, Program, "name", name, Program, "kind", kind, Program, "sha256", hash)
+	}
+	for _, c := range []struct {
+		nodes []Node
+		want  int
+	}{
+		{[]Node{program("train.py", "python", "1"), program("rank", "go", "2")}, 0},
+		{[]Node{program("train.py", "python", "1"), program("rank", "go", "2"), program("rank", "go", "3")}, 1},
+		{[]Node{program("sh", "other", "1"), program("sh", "other", "2")}, 1},
+	} {
+		all := Compare(c.nodes)
+		if len(all) != c.want || len(all) > 0 && Stops(all) != (c.nodes[len(c.nodes)-1].Name[:2] != "sh") {
+			t.Errorf("%+v: %+v, want %d findings", c.nodes, all, c.want)
+		}
 	}
 	if nodes[1].Print.Digest() != nodes[2].Print.Digest() || nodes[0].Print.Digest() == nodes[1].Print.Digest() {
 		t.Error("digests do not tell equal nodes from others")

@@ -75,7 +75,8 @@ func findPython(path string, environ []string) (*environment, bool) {
 	if filepath.Base(filepath.Dir(path)) == "shims" {
 		path = throughPyenv(path, environ)
 	}
-	if st, err := os.Stat(path); err != nil || st.IsDir() {
+	name := filepath.Base(path)
+	if st, err := os.Stat(path); err != nil || st.IsDir() || !strings.HasPrefix(name, "python") && !strings.HasPrefix(name, "pypy") {
 		return nil, false
 	}
 	env := &environment{executable: path}

@@ -80,7 +80,7 @@ func container(s source) string {
 }
 
 // wanted are the features by which programs choose their kernels.
-var wanted = regexp.MustCompile(`^(sse4_2|avx|avx2|fma|f16c|bmi1|bmi2|avx_vnni|avx512\w*|amx_\w+|vaes|gfni|sha_ni|pclmulqdq|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp|sha2|atomics)$`)
+var wanted = regexp.MustCompile(`^(sse4_2|avx|avx2|fma|f16c|bmi1|bmi2|avx_vnni|avx512\w*|amx_\w+|vaes|gfni|sha_ni|pclmulqdq|asimd\w*|sve\w*|sme2?|bf16|i8mm|fphp|sha2|atomics)$`)
 
 func (f *Fingerprint) collectCPU(s source) {
 	var model string
@@ -166,11 +166,6 @@ func cgroups(s source, controller string) []string {
 		}
 	}
 	return dirs
-}
-
-func isDir(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.IsDir()
 }
 
 // cpuQuota returns how many cores the cgroups of this process give it, and the file that says
