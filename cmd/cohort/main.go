@@ -83,6 +83,7 @@ func report(err error, stderr io.Writer) int {
 	var config *launch.ConfigError
 	var usage usageError
 	var answer answerError
+	var findings findingsError
 	switch {
 	case err == nil:
 		return 0
@@ -97,6 +98,8 @@ func report(err error, stderr io.Writer) int {
 		errorfile.Refuse(err) // a launcher above need not try again
 		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitUsage
+	case errors.As(err, &findings): // printed already
+		return exitFailed
 	case errors.As(err, &answer):
 		fmt.Fprintf(stderr, "cohort: %v\n", err)
 		return exitDiffers

@@ -19,7 +19,7 @@ import (
 // down, or stay inside a tree.
 var layers = [][]string{
 	{"cmd", "examples"},
-	{"train", "launch", "monitor", "internal/bench"},
+	{"train", "launch", "monitor", "internal/bench", "internal/doctor"},
 	{"parallel", "rpc", "checkpoint", "models"},
 	{"nn", "optim", "data", "dist"},
 	{"tensor"},

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-ml/cohort/internal/doctor"
+	"github.com/cohort-ml/cohort/internal/visible"
+)
+
+// doctorFlags are the flags of cohort doctor.
+type doctorFlags struct {
+	asJSON bool
+	o      doctor.Options
+}
+
+func newDoctorCommand() *cobra.Command {
+	f := &doctorFlags{}
+	cmd := &cobra.Command{
+		Use:   "doctor [RUN_DIR|FILE]",
+		Short: "Find what keeps a job from running, or makes it slow",
+		Long: `Examine this host, and print each finding with the reason why it matters and the
+command that mends it. With a directory, read the logs, error files and flight
+records of a run that has failed, and name known causes.
+
+The exit code is 0 if nothing was found, 1 with findings, and 2 if the examination
+itself could not run.`,
+		Example: `  cohort doctor --ranks 8 --dir out
+  cohort doctor logs`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{fmt.Errorf("doctor takes one directory or file of a run, got %q", args)}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.o.Ranks < 1 || f.o.Ranks > 65536 {
+				return usageError{fmt.Errorf("--ranks %d: want 1 to 65536", f.o.Ranks)}
+			}
+			if f.o.Port < 0 || f.o.Port > 65535 {
+				return usageError{fmt.Errorf("--port %d: want 0 to 65535", f.o.Port)}
+			}
+			if len(args) == 1 {
+				return f.readRun(cmd, args[0])
+			}
+			f.o.World = f.o.Ranks
+			facts := doctor.Collect(cmd.Context(), f.o)
+			found := doctor.Judge(facts)
+			if f.asJSON {
+				return f.printJSON(cmd, found, struct {
+					Findings []doctor.Finding `json:"findings"`
+					Host     *doctor.Facts    `json:"host"`
+				}{found, facts})
+			}
+			return f.print(cmd, found, nil, fmt.Sprintf("host %s", facts.Host))
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object, with all that was read")
+	fl.IntVar(&f.o.Ranks, "ranks", 1, "ranks that the job will have on a host")
+	fl.IntVar(&f.o.Port, "port", doctor.DefaultPort, "port at which rank 0 will listen; 0: do not look")
+	fl.StringVar(&f.o.Dir, "dir", "", "`DIR` for checkpoints and logs (default: the working directory)")
+	return cmd
+}
+
+// readRun names the causes of a failed run.
+func (f *doctorFlags) readRun(cmd *cobra.Command, path string) error {
+	r, err := doctor.ReadRun(path)
+	if err != nil {
+		return usageError{fmt.Errorf("doctor: %w", err)}
+	}
+	if f.asJSON {
+		return f.printJSON(cmd, r.Findings, r)
+	}
+	more := r.Waits
+	if len(more) > 0 {
+		more = append([]string{"the flight records say:"}, more...)
+	}
+	for _, n := range r.Notes {
+		more = append(more, "note: "+n)
+	}
+	return f.print(cmd, r.Findings, more, fmt.Sprintf("%d files of %s", r.Files, path))
+}
+
+func (f *doctorFlags) printJSON(cmd *cobra.Command, found []doctor.Finding, v any) error {
+	enc := json.NewEncoder(cmd.OutOrStdout())
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return usageError{err}
+	}
+	return foundError(found)
+}
+
+// print writes findings, then more lines.
+func (f *doctorFlags) print(cmd *cobra.Command, found []doctor.Finding, more []string, subject string) error {
+	var b strings.Builder
+	for _, x := range found {
+		where := ""
+		if len(x.Hosts) > 0 {
+			where = strings.Join(x.Hosts, ", ") + ": "
+		}
+		fmt.Fprintf(&b, "%s: %s: %s%s\n", x.Level, x.Check, where, x.What)
+		for _, l := range x.Lines {
+			fmt.Fprintf(&b, "  > %s\n", l)
+		}
+		fmt.Fprintf(&b, "  why: %s\n  mend: %s\n", x.Why, x.Mend)
+	}
+	for _, l := range more {
+		fmt.Fprintln(&b, l)
+	}
+	switch n := len(found); n {
+	case 0:
+		fmt.Fprintf(&b, "%s: nothing found\n", subject)
+	case 1:
+		fmt.Fprintf(&b, "%s: 1 finding\n", subject)
+	default:
+		fmt.Fprintf(&b, "%s: %d findings\n", subject, n)
+	}
+	if _, err := io.WriteString(cmd.OutOrStdout(), visible.Text(b.String())); err != nil {
+		return usageError{err}
+	}
+	return foundError(found)
+}
+
+// findingsError ends the command with code 1: its findings have been printed.
+type findingsError struct{ n int }
+
+func (e findingsError) Error() string { return fmt.Sprintf("%d findings", e.n) }
+
+func foundError(found []doctor.Finding) error {
+	if len(found) == 0 {
+		return nil
+	}
+	return findingsError{len(found)}
+}
