@@ -41,6 +41,7 @@
 //     its state; state.go: that state, which follows from its entries (entry.go) alone
 //   - client.go: a client; remote.go: a server as a client sees it; pull.go, push.go
 //   - transfer.go: rows with their states, from and to checkpoints of a run
+//   - attach.go, embedding.go: models whose embeddings lie on servers; layers.go: their layers
 //   - unique.go: keys, each once
 //   - message.go, error.go: what travels
 //
