@@ -217,7 +217,13 @@ func (r *trainer[B]) update(ctx context.Context, mine share) (all share, err err
 		return all, r.errorf("step %d: %w", r.step+1, err)
 	}
 	all = r.vote.read(norm)
-	if isFinite(all.loss) && isFinite(all.norm) {
+	done := isFinite(all.loss) && isFinite(all.norm)
+	if e := r.task.Elsewhere; e != nil {
+		if err := e.Moved(ctx, done); err != nil {
+			return all, r.errorf("step %d: %w", r.step+1, err)
+		}
+	}
+	if done {
 		r.skippedInRow = 0
 		return all, nil
 	}

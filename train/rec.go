@@ -99,6 +99,9 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
 	}
+	if r.cfg.hasServers() {
+		return r.config(), nil // the tables are not the ranks'
+	}
 	if err := checkMemory("rec", plan.Model, r.cfg.SharedConfig); err != nil {
 		return nil, err
 	}
@@ -214,7 +217,7 @@ func (c RecConfig) open(ctx context.Context, share table.Share) (training, valid
 }
 
 // run makes the task and does it.
-func (r *recRun) run(ctx context.Context) error {
+func (r *recRun) run(ctx context.Context) (err error) {
 	saved, err := r.prepare(ctx)
 	if err != nil {
 		return settled(err)
@@ -233,7 +236,16 @@ func (r *recRun) run(ctx context.Context) error {
 	}
 	defer ranks.close()
 	r.axes = ranks.axes
-	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks}, r.task(saved), o, r.report)
+	first := r.cfg.schemas(r.recommender.Model)
+	if r.cfg.hasServers() {
+		served, closing, err := r.serve(ctx)
+		if err != nil {
+			return fmt.Errorf("train rec: %w", err)
+		}
+		defer func() { err = errors.Join(err, closing(err != nil)) }()
+		r.recommender.served = served
+	}
+	return runOn(ctx, spreading{cfg: r.cfg.SharedConfig, ranks: ranks, first: first}, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -362,7 +374,7 @@ func (c RecConfig) recommender(b *nn.Build, schema table.Schema, scale table.Sca
 
 // task is what there is to know about training a recommender on a table.
 func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
-	return Task[table.Batch]{
+	t := Task[table.Batch]{
 		Name: "rec", About: r.about(), Model: r.recommender.Model, Axes: r.axes,
 		Optimizer: func(params []*nn.Parameter) optim.Optimizer {
 			return optim.NewAdagrad(params, optim.AdagradOptions{LR: r.cfg.LR, LRDecay: r.cfg.Decay})
@@ -377,6 +389,10 @@ func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 		Size:    func(b table.Batch) int { return b.Rows }, Unit: "rows",
 		Evaluate: r.evaluate, Files: r.files,
 	}
+	if served := r.recommender.served; served != nil {
+		t.Elsewhere, t.Around = served, []nn.Interceptor{served.model}
+	}
+	return t
 }
 
 // about describes the run. Of a generated table it says how good a model can be.
@@ -411,14 +427,24 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 	if err != nil {
 		return nil, err
 	}
-	if r.training.isWhole() {
-		return loader, nil
+	var feed Feed[table.Batch] = loader
+	if !r.training.isWhole() {
+		feed = &dealtFeed{Loader: loader, rows: r.training, sampler: sampler, pass: r.cfg.size().pass()}
 	}
-	return &dealtFeed{Loader: loader, rows: r.training, sampler: sampler, pass: r.cfg.size().pass()}, nil
+	if r.cfg.hasServers() && r.cfg.Staleness > 0 {
+		feed = newAheadFeed(feed, r.recommender.served, r.recommender, max(1, r.cfg.ahead), r.cfg.Accumulate)
+	}
+	return feed, nil
 }
 
 // evaluate scores the validation rows, of which every rank takes those that it holds.
 func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
+	served := r.recommender.served
+	if served != nil {
+		if err := served.settle(ctx); err != nil {
+			return nil, err
+		}
+	}
 	own, err := r.recommender.score(ctx, model.(nn.ModuleN), turnsOf(model, r.axes), r.validation, 0, r.validation.Len(), evalBatch, r.cfg.autocast(), onDeviceOf(model))
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
@@ -446,7 +472,15 @@ func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	for i, v := range all {
 		logits[i] = float64(v)
 	}
-	return recMetrics(logits, r.labels), nil
+	metrics := recMetrics(logits, r.labels)
+	if served != nil && r.cfg.Staleness > 0 {
+		stale, err := served.staleness(ctx)
+		if err != nil {
+			return nil, err
+		}
+		metrics = append(metrics, stale)
+	}
+	return metrics, nil
 }
 
 // evalBatch is how many rows are scored at a time.

@@ -40,6 +40,8 @@ type RecConfig struct {
 	LR    float64 `json:"lr" group:"Optimizer" usage:"Adagrad's learning rate"`
 	Decay float64 `json:"decay" usage:"decay of Adagrad's learning rate: at step t it is lr / (1 + t × decay)"`
 
+	ServerConfig
+
 	SharedConfig
 }
 
@@ -48,7 +50,7 @@ func DefaultRec() RecConfig {
 	c := RecConfig{
 		SharedConfig: sharedDefaults("out/rec"), Epochs: 5,
 		Model: recDLRM, Width: 8, Bottom: []string{"16"}, Top: []string{"32"},
-		Numbers: []string{}, Categories: []string{}, Buckets: 100_000, Validation: 0.1, Rows: table.DefaultGenerated().Rows,
+		ServerConfig: ServerConfig{PSAt: []string{}}, Numbers: []string{}, Categories: []string{}, Buckets: 100_000, Validation: 0.1, Rows: table.DefaultGenerated().Rows,
 		LR: 0.05,
 	}
 	c.Batch, c.EvalEvery, c.SaveEvery = 512, 200, 500
@@ -61,6 +63,9 @@ func (c RecConfig) Validate() error {
 		return err
 	}
 	if err := c.onlyData("rec", "a recommender"); err != nil {
+		return err
+	}
+	if err := c.validateServers(); err != nil {
 		return err
 	}
 	if err := checkWholes("rec", []whole{

@@ -40,6 +40,8 @@ type RecommenderConfig struct {
 type Recommender struct {
 	Config RecommenderConfig
 	Model  nn.ModuleN
+
+	served *servedTables // that the model has on servers, nil for none
 }
 
 // NewRecommender returns a new recommender. Because a configuration may come from a
@@ -66,7 +68,7 @@ func NewRecommender(b *nn.Build, c RecommenderConfig) (*Recommender, error) {
 		if err := g.Validate(); err != nil {
 			return nil, err
 		}
-		return &Recommender{c, models.NewDLRM(b, g)}, nil
+		return &Recommender{Config: c, Model: models.NewDLRM(b, g)}, nil
 	case recMF:
 		if numCategories < 2 {
 			return nil, fmt.Errorf("matrix factorization needs two categories, users and items, and there are %d, %q: name two columns (--categories USER,ITEM)", numCategories, c.Schema.Categories)
@@ -75,7 +77,7 @@ func NewRecommender(b *nn.Build, c RecommenderConfig) (*Recommender, error) {
 		if err := g.Validate(); err != nil {
 			return nil, err
 		}
-		return &Recommender{c, models.NewMatrixFactorization(b, g)}, nil
+		return &Recommender{Config: c, Model: models.NewMatrixFactorization(b, g)}, nil
 	}
 	return nil, fmt.Errorf("there is no recommender %q, only %q", c.ModelType, recommenders)
 }
@@ -117,20 +119,35 @@ func OpenRecommender(ck *checkpoint.Checkpoint) (*Recommender, error) {
 
 // Logits runs a model, which may be r.Model in a wrapper, on a batch: [rows].
 func (r *Recommender) Logits(c *nn.Ctx, model nn.ModuleN, b table.Batch) *tensor.Tensor {
-	on := tensor.On(c.Device())
+	in := r.served.take(b)
+	if in == nil {
+		in = r.inputs(tensor.On(c.Device()), b)
+	}
 	if r.Config.ModelType == recMF {
-		return c.CallN(model, on.FromInt64(b.IDs[0]), on.FromInt64(b.IDs[1]))[0]
+		return c.CallN(model, in...)[0]
+	}
+	return c.CallN(model, in...)[0].Flatten(0, 1)
+}
+
+// inputs are what the model takes of a batch.
+func (r *Recommender) inputs(on tensor.Creation, b table.Batch) []*tensor.Tensor {
+	if r.Config.ModelType == recMF {
+		return []*tensor.Tensor{on.FromInt64(b.IDs[0]), on.FromInt64(b.IDs[1])}
 	}
 	dense := on.Zeros(b.Rows, 1) // where there are no numbers
 	if n := len(r.Config.Schema.Numbers); n > 0 {
 		dense = on.FromFloat32(b.Numbers, b.Rows, n)
 	}
 	in := []*tensor.Tensor{dense}
-	first := tensor.Arange(c.Device(), b.Rows) // each bag has one id
-	for _, ids := range b.IDs {
-		in = append(in, on.FromInt64(ids), first)
+	first := make([]int64, b.Rows) // each bag has one id
+	for i := range first {
+		first[i] = int64(i)
 	}
-	return c.CallN(model, in...)[0].Flatten(0, 1)
+	offsets := on.FromInt64(first)
+	for _, ids := range b.IDs {
+		in = append(in, on.FromInt64(ids), offsets)
+	}
+	return in
 }
 
 // Score returns the logits of rows from..to-1 of a part, batch rows at a time.
@@ -177,6 +194,9 @@ func (r *Recommender) scoreBatch(ctx context.Context, model nn.ModuleN, logits [
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
+	if r.served != nil {
+		c = c.With(r.served.model)
+	}
 	for _, v := range r.Logits(c, model, b).To(tensor.Float32).Float32s() {
 		logits = append(logits, float64(v))
 	}

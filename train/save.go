@@ -100,6 +100,11 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 		}
 		*s = *older
 	}
+	if e := r.task.Elsewhere; e != nil {
+		if err := e.Restore(ctx); err != nil {
+			return r.errorf("resume: %w", err)
+		}
+	}
 	r.step, r.standing = s.Progress.Step, s.standing
 	if p := r.plateau; p != nil && s.standing.Plateau != nil {
 		if err := p.SetState(*s.standing.Plateau); err != nil {
@@ -282,6 +287,11 @@ func (r *trainer[B]) state(ctx context.Context) (checkpoint.State, error) {
 	s, err := r.held(r.feed.State())
 	if err != nil {
 		return s, err
+	}
+	if e := r.task.Elsewhere; e != nil {
+		if err := e.Fetch(ctx); err != nil {
+			return s, r.errorf("save step %d: %w", r.step, err)
+		}
 	}
 	section := r.weightsSection()
 	if s.Sections[section], err = r.gathered(ctx, s.Sections[section]); err != nil {

@@ -145,9 +145,23 @@ func OptimizerParts(model parallel.Strategy, opt optim.Optimizer) []checkpoint.P
 	return parts
 }
 
-func (r *trainer[B]) weightParts() []checkpoint.Part { return partsOf(r.model, r.weights()) }
+func (r *trainer[B]) weightParts() []checkpoint.Part {
+	parts := partsOf(r.model, r.weights())
+	if e := r.task.Elsewhere; e != nil {
+		more, _ := e.Parts()
+		parts = append(parts, more...)
+	}
+	return parts
+}
 
-func (r *trainer[B]) optimizerParts() []checkpoint.Part { return OptimizerParts(r.model, r.opt) }
+func (r *trainer[B]) optimizerParts() []checkpoint.Part {
+	parts := OptimizerParts(r.model, r.opt)
+	if e := r.task.Elsewhere; e != nil {
+		_, more := e.Parts()
+		parts = append(parts, more...)
+	}
+	return parts
+}
 
 // sharding says what is sharded over what, and what a rank holds of it; "" where nothing
 // is.

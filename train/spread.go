@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/rpc/ps/rows"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -85,6 +87,7 @@ type spreading struct {
 	ranks  arrangement
 	config parallel.Config               // of a composed mesh
 	fill   func(parallel.Strategy) error // reads values of what this rank holds; nil for none
+	first  []rows.Schema                 // tables whose first values follow from the keys of the rows
 }
 
 // materializer is a strategy that gives a model on tensor.Meta its values.
@@ -117,6 +120,9 @@ func runOn[B any](ctx context.Context, s spreading, task Task[B], o Options, rep
 			if err == nil && onMeta {
 				err = m.Materialize(ctx, tensor.CPU())
 			}
+			if err == nil && onMeta {
+				err = firstRows(s.first, ModelParts(m))
+			}
 			if err == nil && s.fill != nil {
 				err = s.fill(m)
 			}
@@ -124,6 +130,9 @@ func runOn[B any](ctx context.Context, s spreading, task Task[B], o Options, rep
 		}
 	case onMeta:
 		if err := nn.Materialize(task.Model, tensor.CPU()); err != nil {
+			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
+		}
+		if err := firstRows(s.first, checkpoint.Whole(nn.StateDict(task.Model).All())); err != nil {
 			return fmt.Errorf("%s: %w", trainOf(task.Name), err)
 		}
 	}

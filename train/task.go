@@ -53,6 +53,10 @@ type Task[B any] struct {
 	// tensor.Meta that predict a step.
 	Around []nn.Interceptor
 
+	// Elsewhere is the part of the model that lies elsewhere than in the parameters of Model,
+	// such as on parameter servers; nil for none. A run with it saves nothing when it fails.
+	Elsewhere Elsewhere
+
 	// Optimizer makes the optimizer of those parameters of Model that are trained;
 	// params are all of them. Run calls it once the model is spread over the ranks,
 	// so that the optimizer's state is as large as what this rank holds of a parameter.
@@ -81,6 +85,23 @@ type Task[B any] struct {
 	// Finish says what the user sees at the end. Every rank calls it, for it may run
 	// the wrapped model. What rank 0 returns counts; others may return none.
 	Finish func(ctx context.Context, model any) (Ending, error)
+}
+
+// Elsewhere is a part of a model that does not lie in the ranks. Checkpoints have it beside the
+// weights and the state of the optimizer. All ranks call its methods in the same order.
+type Elsewhere interface {
+	// NumParams is the number of its parameters.
+	NumParams() int
+	// Parts are what this rank has of it in a checkpoint. Fetch fills them.
+	Parts() (weights, optimizer []checkpoint.Part)
+	Fetch(ctx context.Context) error
+	// Restore takes the values that a checkpoint has put into Parts. Anew begins a run that
+	// has no checkpoint.
+	Restore(ctx context.Context) error
+	Anew(ctx context.Context) error
+	// Moved ends a step. done is false where its update was left out, for its loss or its
+	// gradients are not finite.
+	Moved(ctx context.Context, done bool) error
 }
 
 // About describes a task to people.

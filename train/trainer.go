@@ -193,6 +193,15 @@ func (r *trainer[B]) errorf(format string, args ...any) error {
 func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	params := nn.Parameters(r.task.Model) // gives them their names
 	r.numParams, r.hasBuffers = nn.NumParams(r.task.Model), len(nn.Buffers(r.task.Model)) > 0
+	if e := r.task.Elsewhere; e != nil {
+		r.numParams += e.NumParams()
+		r.o.SaveDeadline = -1 // a rank alone has not the state of one step
+		if saved == nil {
+			if err := e.Anew(ctx); err != nil {
+				return settled(r.errorf("%w", err))
+			}
+		}
+	}
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}

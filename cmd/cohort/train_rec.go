@@ -19,6 +19,7 @@ func newTrainRecCommand() *cobra.Command {
 			return train.CheckRec(ctx, cfg, given)
 		},
 		run: func(ctx context.Context, group *dist.Group, given map[string]string, report train.Reporter) error {
+			cfg.StartServers = startRunServers(cfg.Out)
 			return train.Rec(ctx, group, cfg, given, report)
 		},
 	}.command(&cobra.Command{
@@ -37,9 +38,17 @@ best possible result is known.
 The directory of the run (--out) gets a checkpoint every --save-every steps and at
 the end, and the best weights in best. The same command resumes the run from
 there. With --init-from another run, such as one on fewer rows, gives its weights;
-columns are matched by name.`,
+columns are matched by name.
+
+With --ps the tables lie on parameter servers, which start beside rank 0 and end with
+the run; --ps-at names servers that run already (cohort ps serve). The layers stay in
+the ranks. Checkpoints have the tables as those of a run without servers, and are the
+same, so a run may go on with other servers or without. A server that is killed comes
+back with its rows. With --staleness the rows of a step are pulled during the step
+before, and may lack that many steps.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
+  cohort train rec --ps 2 --staleness 1
   cohort train rec --data clicks.csv --label clicked --print-config
   cohort train rec --data ratings.csv --model mf --label rating --positive 4 \
       --categories user_id,item_id`,
