@@ -109,6 +109,7 @@ func TestWireTypes(t *testing.T) {
 
 func FuzzEntry(f *testing.F) {
 	f.Add((&push{client: 1, number: 2, worker: 3, step: 4, parts: []part{{table: 5, lr: 0.5, keys: []int64{6, 7}, grads: []float32{1, 2, 3, 4}}}}).encode())
+	f.Add([]byte("\x0200000000000000000000000000000000\x01\x00\x00\x00000000000000\x00\x00\x00\x000000")) // no keys, and yet a width
 	f.Add((&removal{table: 1, step: 2, keys: []int64{3}}).encode())
 	f.Add((&leaving{client: 1, worker: 2}).encode())
 	f.Add((&beginning{step: 3}).encode())

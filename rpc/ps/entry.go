@@ -68,6 +68,17 @@ func (p *part) width() int {
 	return len(p.grads) / len(p.keys)
 }
 
+// bytes is the memory of the gradients of a push, 0 for none.
+func (p *push) bytes() (n int) {
+	if p == nil {
+		return 0
+	}
+	for i := range p.parts {
+		n += 8*len(p.parts[i].keys) + 4*len(p.parts[i].grads)
+	}
+	return n
+}
+
 func (p *push) encode() []byte {
 	size := 1 + 8 + 8 + 8 + 8 + 4
 	for i := range p.parts {
@@ -196,7 +207,7 @@ func (r *entryReader) push() *push {
 		q := part{table: int(r.uint32()), lr: math.Float64frombits(r.uint64())}
 		keys, width := int(r.uint32()), int(r.uint32())
 		q.keys = r.int64s(keys)
-		if int64(keys)*int64(width) > int64(len(r.b)) {
+		if int64(keys)*int64(width) > int64(len(r.b)) || keys == 0 && width != 0 {
 			r.bad = true
 			break
 		}

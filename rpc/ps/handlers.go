@@ -368,7 +368,7 @@ func (s *Server) checkPushes(v *view, in *pushArgs, r *request) *Error {
 		mode = c.mode()
 	}
 	if in.Worker >= len(v.next) || in.Worker < -1 || in.Worker < 0 && mode != ModeAsynchronous {
-		return s.errorf(KindSettings, "it is none of the %d workers, and the consistency is %s", len(v.next), mode).by(in.Worker, -1)
+		return s.noWorker(len(v.next), mode).by(in.Worker, -1)
 	}
 	for _, item := range in.Pushes {
 		p := &push{client: in.Client, worker: in.Worker, step: item.Step}

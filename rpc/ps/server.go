@@ -103,10 +103,12 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 	}
 	s.want, s.journal, s.store = o.want, o.journal, o.store
 	s.state = newState(s.routing, index, o.dir)
-	if err := s.recover(); err != nil {
-		return fail(err)
+	err = s.recover()
+	if err == nil {
+		err = know(a)
 	}
-	if err := know(a); err != nil {
+	if err != nil {
+		_ = s.state.close() // the error that comes first says more
 		return fail(err)
 	}
 	s.publish()
@@ -159,12 +161,15 @@ func (s *Server) recover() error {
 			return errorf(KindSettings, "its data are of %d servers", s.state.set.Servers)
 		}
 	}
-	_, changed, no := s.state.set.agree(s.want)
+	all, changed, no := s.state.set.agree(s.want)
 	if no != nil {
 		return no
 	}
 	if !changed {
 		return nil
+	}
+	if no := s.state.makeTables(&all); no != nil {
+		return no
 	}
 	lsn, err := s.append([][]byte{append([]byte{entrySettings}, s.want.encode()...)})
 	if err != nil {

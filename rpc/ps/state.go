@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -18,6 +19,10 @@ import (
 
 // maxAhead is how many steps a synchronous worker may push before the slowest one.
 const maxAhead = 1024
+
+// maxAheadBytes is how many bytes of pushes a synchronous server keeps for later steps than
+// the next one.
+const maxAheadBytes = 1 << 30
 
 // maxClients is how many clients a server remembers. It forgets those whose last push is
 // the oldest.
@@ -33,12 +38,14 @@ type state struct {
 
 	set     settings
 	tables  []*rows.Table // of set.Tables
+	made    []*rows.Table // of the settings that are applied next
 	lsn     uint64        // of the last entry
 	step    uint64        // the largest number of steps that a worker has made
 	applied int64         // steps that have been applied; with ModeBounded and ModeAsynchronous pushes or batches
 	next    []int64       // by worker: the step that it pushes next
 	left    []bool        // by worker
 	pending map[int64][]*push
+	ahead   int       // bytes of the pushes in pending
 	batch   []*push   // that waits for more
 	batches uint64    // that have been applied
 	rates   []float64 // learning rates by table, 0 for the optimizer's
@@ -62,7 +69,7 @@ func (s *state) close() error {
 	for _, t := range s.tables {
 		errs = append(errs, t.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.dropTables())...)
 }
 
 // coldDir is where the rows of a table lie that do not fit the memory.
@@ -111,19 +118,50 @@ func (s *state) apply(lsn uint64, e any) error {
 	return fmt.Errorf("an entry of type %T", e)
 }
 
+// makeTables makes the tables that settings have beside those that are there. The writer does
+// it before the log has the settings, for an entry that cannot be applied would stop the
+// server for good. If it fails, nothing has changed.
+func (s *state) makeTables(set *settings) *Error {
+	for i := len(s.tables) + len(s.made); i < len(set.Tables); i++ {
+		t := set.Tables[i]
+		o := rows.Options{Owns: s.routing.Owns(s.index, t.Rows)}
+		var err error
+		if o.Dir = s.coldDir(i); o.Dir != "" && t.Memory > 0 {
+			err = os.MkdirAll(o.Dir, 0o777)
+		}
+		var table *rows.Table
+		if err == nil {
+			table, err = rows.New(t, o)
+		}
+		if err != nil {
+			_ = s.dropTables() // they are empty
+			return errorf(KindTable, "the server cannot make the table: %w", err).of(t.Name)
+		}
+		s.made = append(s.made, table)
+	}
+	return nil
+}
+
+// dropTables takes back what makeTables has done.
+func (s *state) dropTables() error {
+	var errs []error
+	for _, t := range s.made {
+		errs = append(errs, t.Close())
+	}
+	s.made = nil
+	return errors.Join(errs...)
+}
+
 func (s *state) applySettings(e *settings) error {
 	set, _, no := s.set.agree(*e)
 	if no != nil {
 		return no
 	}
-	for i := len(s.tables); i < len(set.Tables); i++ {
-		t := set.Tables[i]
-		table, err := rows.New(t, rows.Options{Dir: s.coldDir(i), Owns: s.routing.Owns(s.index, t.Rows)})
-		if err != nil {
-			return errorf(KindTable, "%w", err).of(t.Name)
-		}
-		s.tables, s.rates = append(s.tables, table), append(s.rates, 0)
+	if no := s.makeTables(&set); no != nil {
+		return no
 	}
+	s.tables, s.made = append(s.tables, s.made...), nil
+	s.rates = append(s.rates, make([]float64, len(s.tables)-len(s.rates))...)
 	s.set = set
 	if n := set.Workers - len(s.next); n > 0 {
 		s.next, s.left = append(s.next, make([]int64, n)...), append(s.left, make([]bool, n)...)
@@ -148,7 +186,7 @@ func (s *state) applyPush(p *push) error {
 		s.clients[p.client] = c
 	}
 	c.Number, c.LSN = p.number, s.lsn
-	if p.worker >= len(s.next) {
+	if p.worker >= len(s.next) || p.worker < 0 && s.mode() == ModeSynchronous {
 		return fmt.Errorf("a push of worker %d of %d", p.worker, len(s.next))
 	}
 	if p.worker >= 0 {
@@ -162,6 +200,7 @@ func (s *state) applyPush(p *push) error {
 			s.pending[p.step] = all
 		}
 		all[p.worker] = p
+		s.ahead += p.bytes()
 		err := s.completeStep()
 		if s.pending[p.step] != nil {
 			p.own()
@@ -202,6 +241,9 @@ func (s *state) completeStep() error {
 	}
 	all := s.pending[s.applied]
 	delete(s.pending, s.applied)
+	for _, p := range all {
+		s.ahead -= p.bytes()
+	}
 	s.applied++
 	s.step = uint64(s.applied)
 	return s.update(sumParts(all, 1))
@@ -418,6 +460,7 @@ func (s *state) restore(b []byte) error {
 			s.pending[p.step] = make([]*push, len(s.next))
 		}
 		s.pending[p.step][p.worker] = p
+		s.ahead += p.bytes()
 	}
 	if r.bad {
 		return errEntry

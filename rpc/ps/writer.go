@@ -94,7 +94,7 @@ func (s *Server) do(ctx context.Context, r *request) error {
 // write is the writer.
 func (s *Server) write() {
 	defer close(s.stopped)
-	var held *request // of a client that has another request before it in this turn
+	var held *request // that cannot be in one turn with those before it
 	for {
 		var turn []*request
 		if held != nil {
@@ -107,16 +107,18 @@ func (s *Server) write() {
 				return
 			}
 		}
-		clients, bytes := map[uint64]bool{turn[0].client: true}, turn[0].bytes()
+		// What a request may do depends on the requests of its client and its worker before
+		// it, and on the settings: they are in turns before.
+		clients, workers, bytes := map[uint64]bool{turn[0].client: true}, map[int]bool{turn[0].worker: true}, turn[0].bytes()
 	more:
-		for len(turn) < maxBatch && bytes < maxBatchBytes {
+		for turn[0].settings == nil && len(turn) < maxBatch && bytes < maxBatchBytes {
 			select {
 			case r := <-s.queue:
-				if clients[r.client] {
+				if r.settings != nil || clients[r.client] || r.worker >= 0 && workers[r.worker] {
 					held = r
 					break more
 				}
-				clients[r.client] = true
+				clients[r.client], workers[r.worker] = true, true
 				turn, bytes = append(turn, r), bytes+r.bytes()
 			default:
 				break more
@@ -131,9 +133,7 @@ func (s *Server) write() {
 func (r *request) bytes() int {
 	n := 0
 	for _, p := range r.pushes {
-		for i := range p.parts {
-			n += 8*len(p.parts[i].keys) + 4*len(p.parts[i].grads)
-		}
+		n += p.bytes()
 	}
 	if e, ok := r.other.(*insertion); ok {
 		n += 8*len(e.keys) + 4*len(e.values) + 4*len(e.states)
@@ -144,10 +144,9 @@ func (r *request) bytes() int {
 // take does the requests of a turn. It returns false if the server cannot go on.
 func (s *Server) take(turn []*request) bool {
 	turn = slices.DeleteFunc(turn, func(r *request) bool { return !r.turn.CompareAndSwap(ofHandler, ofWriter) })
-	set := s.state.set
 	var entries [][]byte
 	for _, r := range turn {
-		s.prepare(r, &set)
+		s.prepare(r)
 		if s.journal == nil {
 			continue
 		}
@@ -159,6 +158,7 @@ func (s *Server) take(turn []*request) bool {
 	var err error
 	if len(entries) > 0 || s.journal == nil {
 		if first, err = s.append(entries); err != nil {
+			_ = s.state.dropTables() // they are empty
 			for _, r := range turn {
 				if len(r.entries) > 0 {
 					r.err = s.errorf(KindStorage, "what was sent cannot be kept, and has not been applied: %w", err).by(r.worker, -1)
@@ -265,12 +265,15 @@ func encodeEntry(e any) []byte {
 	return e.(*leaving).encode()
 }
 
-// prepare says which entries a request makes, or why it is refused. set are the settings
-// with those of the requests before it in the turn.
-func (s *Server) prepare(r *request, set *settings) {
+// prepare says which entries a request makes, or why it is refused. An entry that prepare
+// makes can be applied.
+func (s *Server) prepare(r *request) {
 	switch {
 	case r.settings != nil:
-		all, changed, err := set.agree(*r.settings)
+		all, changed, err := s.state.set.agree(*r.settings)
+		if err == nil {
+			err = s.state.makeTables(&all)
+		}
 		if err != nil {
 			err.Server = s.index
 			r.err = err.by(r.worker, -1)
@@ -281,7 +284,6 @@ func (s *Server) prepare(r *request, set *settings) {
 			r.settings.Consistency = all.Consistency
 		}
 		if changed {
-			*set = all
 			r.entries = append(r.entries, r.settings)
 		}
 	case r.leaves:
@@ -297,6 +299,11 @@ func (s *Server) prepare(r *request, set *settings) {
 	}
 }
 
+// noWorker is the error for a push of who may not push.
+func (s *Server) noWorker(workers int, mode Mode) *Error {
+	return s.errorf(KindSettings, "it is none of the %d workers, and the consistency is %s", workers, mode)
+}
+
 // preparePush takes the pushes of a client that are new.
 func (s *Server) preparePush(r *request) {
 	var last uint64
@@ -307,7 +314,12 @@ func (s *Server) preparePush(r *request) {
 		r.err = s.errorf(KindOrder, "push %d of a client whose last one is %d", r.number, last).by(r.worker, -1)
 		return
 	}
-	next := int64(0)
+	mode := s.state.mode()
+	if r.worker >= len(s.state.next) || r.worker < 0 && mode != ModeAsynchronous {
+		r.err = s.noWorker(len(s.state.next), mode).by(r.worker, -1) // it was one when the push came
+		return
+	}
+	next, ahead := int64(0), s.state.ahead
 	if r.worker >= 0 {
 		next = s.state.next[r.worker]
 	}
@@ -315,10 +327,15 @@ func (s *Server) preparePush(r *request) {
 		if r.number+uint64(i) <= last { // it is here already
 			continue
 		}
-		if s.state.mode() != ModeAsynchronous && p.step != next {
+		if mode == ModeSynchronous && p.step > s.state.applied {
+			ahead += p.bytes()
+		}
+		if mode != ModeAsynchronous && p.step != next {
 			r.err = s.errorf(KindOrder, "the worker's next step is %d", next).by(r.worker, p.step)
-		} else if s.state.mode() == ModeSynchronous && p.step >= s.state.applied+maxAhead {
+		} else if mode == ModeSynchronous && p.step >= s.state.applied+maxAhead {
 			r.err = s.errorf(KindOrder, "the slowest worker has pushed %d steps only", s.state.applied).by(r.worker, p.step)
+		} else if mode == ModeSynchronous && p.step > s.state.applied && ahead > maxAheadBytes {
+			r.err = s.errorf(KindOrder, "the slowest worker has pushed %d steps only, and the pushes of later steps take %d bytes of %d: pull in each step, so that the server can say when to go on", s.state.applied, ahead, maxAheadBytes).by(r.worker, p.step)
 		}
 		if r.err != nil {
 			r.entries = nil

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ps
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// gated is a journal whose writes wait while the gate is closed.
+type gated struct {
+	memory
+	gate    chan struct{}
+	waiting chan struct{} // a write is at the gate
+}
+
+func newGated() *gated {
+	g := &gated{memory: memory{id: 9}, gate: make(chan struct{}), waiting: make(chan struct{}, 1)}
+	close(g.gate)
+	return g
+}
+
+func (g *gated) Append(entries ...[]byte) (uint64, error) {
+	g.mu.Lock()
+	gate := g.gate
+	g.mu.Unlock()
+	select {
+	case <-gate:
+	default:
+		g.waiting <- struct{}{}
+		<-gate
+	}
+	return g.memory.Append(entries...)
+}
+
+// hold closes the gate, and makes the writer stand before it until open is called.
+func (g *gated) hold(t *testing.T, c *Client) (open func()) {
+	g.mu.Lock()
+	gate := make(chan struct{})
+	g.gate = gate
+	g.mu.Unlock()
+	pushed := make(chan error, 1)
+	go func() { pushed <- c.Push(t.Context(), one("hold", 1, -1)) }()
+	<-g.waiting
+	return func() {
+		close(gate)
+		if err := <-pushed; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// queued waits until as many requests stand before the writer.
+func (c *cluster) queued(n int) {
+	for len(c.servers[0].queue) < n {
+		time.Sleep(time.Millisecond) // of a bubble
+	}
+}
+
+// A table that the server cannot make is refused, and the log does not have it: the server
+// goes on, and comes back.
+func TestTableThatCannotBe(t *testing.T) {
+	c := start(t, 1)
+	c.kill(0)
+	j := &memory{id: 7}
+	c.serve(0, 1, WithJournal(j)) // and no directory for rows on disk
+	client := c.dial("worker", WithWorker(0, 1, Asynchronous()), WithTables(exact("a", 1)))
+	cold := exact("cold", 1)
+	cold.Memory = 1 << 20
+	_, err := Dial(t.Context(), c.agent("other"), c.at, WithTables(exact("b", 1), cold))
+	if KindOf(err) != KindTable || !strings.Contains(err.Error(), `server 0, table "cold"`) {
+		t.Errorf("a table with rows on disk, at a server without a directory: %v", err)
+	}
+	for range 2 {
+		if err := client.Push(t.Context(), one("a", 5, -1)); err != nil {
+			t.Fatal(err)
+		}
+		c.kill(0)
+		c.serve(0, 1, WithJournal(j))
+	}
+	if got := c.pullOne(client, "a", 5); got[0] != 2 {
+		t.Errorf("the row is %v, want 2", got)
+	}
+	if n := len(c.servers[0].Tables()); n != 1 {
+		t.Errorf("the server has %d tables, want 1", n)
+	}
+	if _, err := Serve(t.Context(), c.agent("new"), 0, 1, WithTables(cold), WithJournal(&memory{id: 8})); KindOf(err) != KindTable {
+		t.Errorf("a server with such a table: %v", err)
+	}
+	c.kill(0)
+	c.serve(0, 1, WithJournal(j), WithDir(t.TempDir()+"/not/yet"), WithTables(cold))
+}
+
+// A request that was right when it came, and is wrong when its turn comes, is refused: the
+// log has only what can be applied.
+func TestTurns(t *testing.T) {
+	t.Run("a reader pushes while synchronous workers come", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := newGated()
+			c := start(t, 1, WithJournal(g), WithTables(exact("hold", 1), exact("a", 1)))
+			reader, other := c.dial("reader"), c.dial("other")
+			open := g.hold(t, other)
+			dialed := make(chan *Client)
+			go func() { dialed <- c.dial("worker", WithWorker(0, 1, Synchronous())) }()
+			c.queued(1)
+			pushed := make(chan error)
+			go func() { pushed <- reader.Push(t.Context(), one("a", 5, -1)) }()
+			c.queued(2)
+			open()
+			worker := <-dialed
+			if err := <-pushed; KindOf(err) != KindSettings {
+				t.Errorf("the push of the reader: %v", err)
+			}
+			if got := c.pullOne(worker, "a", 5); got[0] != 0 {
+				t.Errorf("the refused push was applied: %v", got)
+			}
+		})
+	})
+	t.Run("two clients are the same worker", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := newGated()
+			c := start(t, 1, WithJournal(g), WithTables(exact("hold", 1), exact("a", 1)))
+			var clients []*Client
+			for i := range 2 {
+				clients = append(clients, c.dial(fmt.Sprint("one", i), WithWorker(0, 2, Synchronous())))
+			}
+			open := g.hold(t, c.dial("two", WithWorker(1, 2, Synchronous())))
+			pushed := make(chan error, 2)
+			for i, client := range clients {
+				go func() { pushed <- client.Push(t.Context(), one("a", 5, -1)) }()
+				c.queued(i + 1)
+			}
+			open()
+			refused := 0
+			for range clients {
+				if err := <-pushed; KindOf(err) == KindOrder {
+					refused++
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+			if got := c.pullOne(c.dial("reader"), "a", 5); got[0] != 1 || refused != 1 {
+				t.Errorf("%d of 2 pushes for one step of one worker were refused, and the row is %v; want 1 and 1", refused, got)
+			}
+		})
+	})
+}
