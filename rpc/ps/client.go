@@ -38,7 +38,6 @@ type Client struct {
 	routing *Routing
 	servers Servers
 	remotes []*remote
-	id      uint64
 	worker  int
 	timeout time.Duration
 
@@ -78,14 +77,14 @@ func Dial(ctx context.Context, a *rpc.Agent, at Servers, opts ...Option) (*Clien
 	if err != nil {
 		return fail(err)
 	}
-	c := &Client{agent: a, routing: routing, servers: at, id: rand.Uint64(), worker: o.worker, timeout: o.timeout, set: o.want, grads: map[string]*gradients{}, rates: map[string]rate{}}
+	c := &Client{agent: a, routing: routing, servers: at, worker: o.worker, timeout: o.timeout, set: o.want, grads: map[string]*gradients{}, rates: map[string]rate{}}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	errs := make([]error, at.count)
 	var wg sync.WaitGroup
 	for i := range at.count {
-		r := &remote{client: c, index: i, wake: make(chan struct{}, 1), slots: make(chan struct{}, maxOutstanding)}
+		r := &remote{client: c, index: i, id: rand.Uint64(), wake: make(chan struct{}, 1), slots: make(chan struct{}, maxOutstanding)}
 		c.remotes = append(c.remotes, r)
 		wg.Go(func() { errs[i] = r.retry(ctx, func() error { return r.ensure(ctx) }) })
 	}
@@ -176,7 +175,7 @@ func (c *Client) Leave(ctx context.Context) error {
 		return err
 	}
 	return c.each(func(r *remote) error {
-		_, err := call(ctx, r, leaveMethod, func(uint64) leaveArgs { return leaveArgs{c.id, c.worker} })
+		_, err := call(ctx, r, leaveMethod, func(uint64) leaveArgs { return leaveArgs{r.name(), c.worker} })
 		return err
 	})
 }

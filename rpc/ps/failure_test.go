@@ -151,7 +151,7 @@ func TestRepeatedPush(t *testing.T) {
 	c := start(t, 1)
 	client := c.dial("worker", WithWorker(0, 1, Asynchronous()), WithTables(exact("a", 1)))
 	r := client.remotes[0]
-	args := pushArgs{Client: client.id, Worker: 0, Number: 1, Pushes: []pushItem{
+	args := pushArgs{Client: r.name(), Worker: 0, Number: 1, Pushes: []pushItem{
 		{Parts: []pushPart{{Table: "a", Keys: tensor.FromInt64([]int64{5}), Grads: tensor.Full(-1, 1, 1)}}},
 		{Step: 1, Parts: []pushPart{{Table: "a", Keys: tensor.FromInt64([]int64{5}), Grads: tensor.Full(-2, 1, 1)}}},
 	}}

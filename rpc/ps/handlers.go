@@ -41,6 +41,9 @@ func (s *Server) pull(ctx context.Context, in pullArgs) (pullReply, error) {
 	if len(in.Parts) > maxParts {
 		return pullReply{}, s.errorf(KindKeys, "a pull of %d parts: want %d at most", len(in.Parts), maxParts)
 	}
+	if no := s.checkSize(v, in.Parts); no != nil {
+		return pullReply{}, no.by(in.Worker, in.Step)
+	}
 	for i, p := range in.Parts {
 		t, no := s.gather(v, p)
 		if no != nil {
@@ -50,6 +53,32 @@ func (s *Server) pull(ctx context.Context, in pullArgs) (pullReply, error) {
 	}
 	s.counts.pulls.Add(1)
 	return out, nil
+}
+
+// maxPullBytes bounds the rows of a pull. Keys are so much smaller than rows that the limit
+// of a request does not bound the memory that its answer takes.
+const maxPullBytes = 2 << 30
+
+// checkSize refuses a pull whose answer would be too large, before memory is taken for it.
+func (s *Server) checkSize(v *view, parts []pullPart) *Error {
+	bytes := 0
+	for _, p := range parts {
+		n, ok := v.number[p.Table]
+		if !ok {
+			continue // gather says so
+		}
+		schema := &v.set.Tables[n]
+		switch {
+		case p.Offsets != nil:
+			bytes += p.Offsets.NumElems() * schema.RowBytes(tensor.Float32)
+		case p.Keys != nil:
+			bytes += p.Keys.NumElems() * schema.RowBytes(wireType(schema))
+		}
+		if bytes > maxPullBytes {
+			return s.errorf(KindKeys, "the rows of the pull take more than %d bytes: pull fewer keys at once", maxPullBytes).of(p.Table)
+		}
+	}
+	return nil
 }
 
 // gather reads the rows of a part.
@@ -207,6 +236,20 @@ func (v *view) lacks(step int64) (missing []int, ok bool) {
 	return missing, len(missing) == 0 && v.set.Consistency.mode() == ModeBounded
 }
 
+// lacksForBatch returns the workers without which the batch cannot be complete, if it is
+// known that it needs them.
+func (v *view) lacksForBatch() (missing []int) {
+	for w, l := range v.left {
+		if !l && !slices.Contains(v.inBatch, w) {
+			missing = append(missing, w)
+		}
+	}
+	if len(missing)+len(v.inBatch) > v.set.Consistency.Batch {
+		return nil // others will do
+	}
+	return missing
+}
+
 // answerEarly is how long before its deadline a request that waits is answered: the answer
 // says for whom it waited, and must be there in time.
 func answerEarly(left time.Duration) time.Duration { return left - min(left/10, time.Second) }
@@ -313,10 +356,7 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 	}
 	last := &in.Pushes[len(in.Pushes)-1]
 	v, err := s.wait(ctx, in.Worker, last.Step, func(v *view) ([]int, bool) {
-		if v.batches >= r.batch {
-			return nil, true
-		}
-		return nil, false
+		return v.lacksForBatch(), v.batches >= r.batch
 	})
 	if err != nil {
 		return pushReply{}, err

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cohort-ml/cohort/rpc/ps/rows"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // gated is a journal whose writes wait while the gate is closed.
@@ -147,4 +150,64 @@ func TestTurns(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A worker whose push failed may go on. Its next push is another one for the servers, also
+// if they have the one that failed.
+func TestPushAfterFailedOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 1)
+		how := Asynchronous().Batched(2, false)
+		c.dial("late", WithWorker(1, 3, how), WithTables(exact("a", 1)))
+		client := c.dial("worker", WithWorker(0, 3, how), WithTables(exact("a", 1)), WithTimeout(5*time.Second))
+		_, err := client.Update(t.Context(), one("a", 5, -1))
+		if KindOf(err) != KindWaiting {
+			t.Fatalf("an update that waits for another worker: %v", err)
+		}
+		got, err := client.Update(t.Context(), one("a", 5, -10))
+		if err != nil || got[0].Item() != 11 {
+			t.Errorf("the update of both pushes: %v, %v; want 11", got, err)
+		}
+	})
+}
+
+// Whoever waits for a batch is told which workers it lacks.
+func TestBatchNamesWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 1)
+		how := Asynchronous().Batched(3, true)
+		var clients []*Client
+		for w := range 3 {
+			clients = append(clients, c.dial(fmt.Sprintf("worker%d", w), WithWorker(w, 3, how), WithTables(exact("a", 1)), WithTimeout(5*time.Second)))
+		}
+		ended := make(chan error)
+		for _, w := range []int{0, 2} {
+			go func() {
+				_, err := clients[w].Update(t.Context(), one("a", 5, -1))
+				ended <- err
+			}()
+		}
+		for range 2 {
+			if err := <-ended; KindOf(err) != KindWaiting || !strings.Contains(err.Error(), "waited 4.5s for worker 1 (as worker1)") || strings.Contains(err.Error(), "worker 2 (") {
+				t.Errorf("an update without worker 1: %v", err)
+			}
+		}
+	})
+}
+
+// Counts of a request that would make the server take much memory are refused before.
+func TestGiantRequests(t *testing.T) {
+	c := start(t, 1)
+	wide := rows.Schema{Name: "wide", Width: 1 << 20}
+	client := c.dial("worker", WithWorker(0, 1, Synchronous()), WithTables(wide))
+	keys := make([]int64, 1<<10)
+	call := func(p pullPart) {
+		t.Helper()
+		_, err := pullMethod.Call(t.Context(), client.remotes[0].opened(), pullArgs{Worker: -1, Parts: []pullPart{p}})
+		if KindOf(err) != KindKeys || !strings.Contains(err.Error(), "pull fewer keys") {
+			t.Errorf("a pull of 4 GiB: %v", err)
+		}
+	}
+	call(pullPart{Table: "wide", Keys: tensor.FromInt64(keys)})
+	call(pullPart{Table: "wide", Keys: tensor.FromInt64(nil, 0), Offsets: tensor.FromInt64(keys)})
 }

@@ -354,9 +354,16 @@ func (r *remote) send() {
 		var e *Error
 		if err != nil && len(all) > 1 && errors.As(err, &e) && e.Kind != KindUnreachable && e.Kind != KindHistory {
 			for _, o := range all { // which of them was it?
-				r.end(o, r.deliver([]*outgoing{o}))
+				err := r.deliver([]*outgoing{o})
+				if err != nil {
+					r.doubt(err)
+				}
+				r.end(o, err)
 			}
 			continue
+		}
+		if err != nil {
+			r.doubt(err)
 		}
 		for _, o := range all {
 			r.end(o, err)
@@ -381,8 +388,8 @@ func (r *remote) deliver(all []*outgoing) error {
 	r.mu.Lock()
 	first := r.acked + 1
 	r.sent = max(r.sent, r.acked+uint64(len(all)))
+	args := pushArgs{Client: r.id, Worker: c.worker, Number: first}
 	r.mu.Unlock()
-	args := pushArgs{Client: c.id, Worker: c.worker, Number: first}
 	for _, o := range all {
 		args.Pushes = append(args.Pushes, o.item)
 	}
@@ -396,6 +403,6 @@ func (r *remote) deliver(all []*outgoing) error {
 	all[len(all)-1].reply = reply
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.acked = first + uint64(len(all)) - 1
+	r.acked, r.kept = first+uint64(len(all))-1, true
 	return nil
 }

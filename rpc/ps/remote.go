@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -25,6 +26,10 @@ type remote struct {
 	history uint64    // of its data
 	life    uint64    // of its process
 	known   bool      // there is a history
+	kept    bool      // it has acknowledged a push
+	unsure  bool      // it may have a push of which it said that it could not keep it
+	id      uint64    // by which it knows this client
+	total   uint64    // pushes that it has acknowledged under ids before
 	acked   uint64    // number of the last push that it has acknowledged
 	sent    uint64    // of the last one that was sent
 	next    int64     // the worker's step that it expected when it was last asked
@@ -116,6 +121,31 @@ func (r *remote) forget() {
 	r.peer = nil
 }
 
+// name returns the number by which the server knows this client.
+func (r *remote) name() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.id
+}
+
+// doubt is called when a push has failed. Often nobody knows whether the server has it, and
+// the number of the push must not be that of another one: the server would take the other
+// for a repetition. So the client gives itself a new name, under which numbers begin anew.
+func (r *remote) doubt(err error) {
+	switch KindOf(err) {
+	case KindTable, KindKeys, KindValues, KindOrder, KindSettings:
+		return // the server has refused the push before it counted it
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if KindOf(err) == KindStorage { // it has answered, so it knows which pushes it has
+		r.peer, r.unsure = nil, true
+		return
+	}
+	r.total += r.acked
+	r.id, r.acked, r.sent, r.peer = rand.Uint64(), 0, 0, nil
+}
+
 // opened returns the peer if it has been asked who it is.
 func (r *remote) opened() *rpc.Peer {
 	p, _ := r.met()
@@ -168,7 +198,7 @@ func (r *remote) ensure(ctx context.Context) error {
 		try, cancel = context.WithTimeout(ctx, tryTime)
 	}
 	defer cancel()
-	reply, err := openMethod.Call(try, peer, openArgs{version, r.index, c.id, c.worker, want})
+	reply, err := openMethod.Call(try, peer, openArgs{version, r.index, r.name(), c.worker, want})
 	if err != nil {
 		if try.Err() != nil && ctx.Err() == nil {
 			err = r.unreachable("nobody answered at %s for %v: %w", addr, tryTime, err)
@@ -199,8 +229,8 @@ func (r *remote) meet(peer *rpc.Peer, reply *openReply) error {
 	no := errorf(KindHistory, "").by(r.client.worker, -1)
 	no.Server = r.index
 	switch {
-	case r.known && reply.History != r.history && r.acked > 0:
-		no.Msg = fmt.Sprintf("the server came back without its data: it had acknowledged push %d, and now it has other data, which know nothing of it; give it back its directory, or begin again", r.acked)
+	case r.known && reply.History != r.history && r.kept:
+		no.Msg = fmt.Sprintf("the server came back without its data: it had acknowledged push %d, and now it has other data, which know nothing of it; give it back its directory, or begin again", r.total+r.acked)
 		return no
 	case reply.Number < r.acked:
 		no.Msg = fmt.Sprintf("the server came back with old data: it had acknowledged push %d, and knows of push %d; give it back its newest directory, or begin again", r.acked, reply.Number)
@@ -208,6 +238,9 @@ func (r *remote) meet(peer *rpc.Peer, reply *openReply) error {
 	case reply.Number > r.sent:
 		no.Msg = fmt.Sprintf("the server knows of push %d of this client, which has sent %d", reply.Number, r.sent)
 		return no
+	}
+	if r.unsure {
+		r.acked, r.unsure = reply.Number, false
 	}
 	r.history, r.known, r.life, r.next, r.peer = reply.History, true, reply.Life, reply.Next, peer
 	c := r.client

@@ -76,6 +76,7 @@ type view struct {
 	next    []int64
 	left    []bool
 	batches uint64
+	inBatch []int // workers whose pushes wait for a batch
 	changed chan struct{}
 }
 
@@ -244,6 +245,9 @@ func (s *Server) publish() {
 	st := s.state
 	v := &view{set: st.set, tables: st.tables, lsn: st.lsn, step: st.step, applied: st.applied, batches: st.batches,
 		next: append([]int64(nil), st.next...), left: append([]bool(nil), st.left...), changed: make(chan struct{})}
+	for _, p := range st.batch {
+		v.inBatch = append(v.inBatch, p.worker)
+	}
 	old := s.view.Load()
 	if old != nil && len(old.tables) == len(v.tables) {
 		v.byName, v.number = old.byName, old.number

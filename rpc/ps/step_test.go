@@ -61,7 +61,7 @@ func TestWorkerDiesBetweenServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	half := routing.ServerOf(keys[0], 0)
-	_, err = pushMethod.Call(t.Context(), first.remotes[half].opened(), pushArgs{Client: first.id, Number: 2, Pushes: []pushItem{
+	_, err = pushMethod.Call(t.Context(), first.remotes[half].opened(), pushArgs{Client: first.remotes[half].name(), Number: 2, Pushes: []pushItem{
 		{Step: 1, Parts: []pushPart{{Table: "a", Keys: tensor.FromInt64(keys[:1]), Grads: tensor.Full(-1, 1, 1)}}}}})
 	if err != nil {
 		t.Fatal(err)
