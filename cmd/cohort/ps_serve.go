@@ -35,6 +35,7 @@ type psServe struct {
 	workers        int
 	consistency    string
 	every          time.Duration
+	logLimit       []int
 }
 
 // logModes are the values of --log.
@@ -54,6 +55,10 @@ With --dir the server keeps all that it has acknowledged: the same command goes 
 where the last one ended. --log says what acknowledged means: os, the system has
 the push, so that it survives kill -9; disk, the disk has it, so that it survives
 the machine; none, only snapshots are kept.
+
+A server writes a snapshot whenever the log behind the last one has reached
+--snapshot-log bytes, and takes away what nothing needs any more. So the log needs
+about twice this size on the disk.
 
 Tables come from --tables, and from the first worker that names them. A file of
 tables is TOML:
@@ -84,6 +89,8 @@ tables is TOML:
 	fl.StringVar(&p.store, "store", "", "publish the address in the store at `HOST:PORT` (cohort store --wire cohort)")
 	fl.IntVar(&p.workers, "workers", 0, "number of workers; without it the first worker says so")
 	fl.StringVar(&p.consistency, "consistency", "", "with --workers: how far workers may be apart, such as synchronous, bounded:4 or asynchronous")
+	p.logLimit = []int{ps.DefaultLogLimit}
+	fl.Var(&sizes{values: &p.logLimit}, "snapshot-log", "write a snapshot when the log has grown by `SIZE`; 0: only at --snapshot-every and when asked (with --dir)")
 	fl.DurationVar(&p.every, "snapshot-every", 0, "write a snapshot in these intervals, and at the end (with --dir)")
 	return cmd
 }
@@ -130,6 +137,9 @@ func (p *psServe) serve(ctx context.Context, stdout, stderr io.Writer) (err erro
 	if p.servers < 1 || p.index < 0 || p.index >= p.servers {
 		return usageError{fmt.Errorf("--index is %d and --servers is %d: servers count from 0", p.index, p.servers)}
 	}
+	if len(p.logLimit) != 1 {
+		return usageError{fmt.Errorf("--snapshot-log has %d sizes, want one", len(p.logLimit))}
+	}
 	opts, err := p.options()
 	if err != nil {
 		return err
@@ -141,7 +151,7 @@ func (p *psServe) serve(ctx context.Context, stdout, stderr io.Writer) (err erro
 			return err
 		}
 		defer func() { err = errors.Join(err, j.Close()) }()
-		opts = append(opts, ps.WithJournal(j), ps.WithDir(filepath.Join(p.dir, "cold")))
+		opts = append(opts, ps.WithJournal(j), ps.WithDir(filepath.Join(p.dir, "cold")), ps.WithLogLimit(int64(p.logLimit[0])))
 	}
 	if p.store != "" {
 		s, err := dialPSStore(ctx, p.store)
@@ -176,8 +186,17 @@ func (p *psServe) serve(ctx context.Context, stdout, stderr io.Writer) (err erro
 
 // run waits for the end, and writes the snapshots meanwhile.
 func (p *psServe) run(ctx context.Context, s *ps.Server, stderr io.Writer) error {
+	atEnd := func() error {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		_, err := s.Snapshot(last)
+		return err
+	}
 	if p.every == 0 {
 		<-ctx.Done()
+		if p.dir != "" && journal.Mode(p.log) == journal.None && s.Err() == nil {
+			return atEnd() // nothing else has the rows
+		}
 		return s.Err()
 	}
 	tick := time.NewTicker(p.every)
@@ -190,10 +209,7 @@ func (p *psServe) run(ctx context.Context, s *ps.Server, stderr io.Writer) error
 				fmt.Fprintf(stderr, "cohort: %v\n", err)
 			}
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-			defer cancel()
-			_, err := s.Snapshot(last)
-			return err
+			return atEnd()
 		}
 	}
 }

@@ -47,7 +47,7 @@ rows with most pushes had.`,
 				return nil
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "server\tentry\tsteps\trows pulled\trows pushed\trefused\tworkers at step")
+			fmt.Fprintln(w, "server\tentry\tsteps\trows pulled\trows pushed\trefused\tlog\tworkers at step")
 			for _, s := range all {
 				var at []string
 				for i, next := range s.Next {
@@ -60,7 +60,7 @@ rows with most pushes had.`,
 				if len(at) == 0 {
 					at = []string{"-"}
 				}
-				fmt.Fprintf(w, "%d of %d\t%d\t%d\t%d\t%d\t%d\t%s\n", s.Server, s.Servers, s.LSN, s.Step, s.PulledRows, s.PushedRows, s.Refused, strings.Join(at, " "))
+				fmt.Fprintf(w, "%d of %d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", s.Server, s.Servers, s.LSN, s.Step, s.PulledRows, s.PushedRows, s.Refused, inBytes(s.LogBytes), strings.Join(at, " "))
 			}
 			fmt.Fprintln(w)
 			fmt.Fprintln(w, "table\trows\tin memory\ton disk\twaiting\tremoved\tskew")
@@ -78,6 +78,11 @@ rows with most pushes had.`,
 					}
 				}
 				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%d\t%.2f\n", name, sum.Rows, inBytes(sum.Bytes), inBytes(sum.DiskBytes), sum.Young, sum.Removed, sum.Skew)
+			}
+			for _, s := range all {
+				if s.SnapshotProblem != "" {
+					fmt.Fprintf(w, "\nthe last snapshot failed: %s\n", s.SnapshotProblem)
+				}
 			}
 			return w.Flush()
 		},

@@ -30,6 +30,8 @@ type memory struct {
 	at      uint64
 	records map[string][]rows.Record
 	full    error // what Append returns
+	deaf    error // what Snapshot returns
+	tries   int   // snapshots that were begun
 }
 
 func (m *memory) ID() uint64 { return m.id }
@@ -70,6 +72,16 @@ func (m *memory) Append(entries ...[]byte) (uint64, error) {
 	return uint64(len(m.entries) - len(entries) + 1), nil
 }
 
+func (m *memory) Unsaved() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := int64(0)
+	for _, e := range m.entries[m.at:] {
+		n += int64(len(e))
+	}
+	return n
+}
+
 func (m *memory) Snapshot(_ context.Context, lsn uint64, state []byte, tables []*rows.Table) error {
 	records := map[string][]rows.Record{}
 	for _, t := range tables {
@@ -81,6 +93,11 @@ func (m *memory) Snapshot(_ context.Context, lsn uint64, state []byte, tables []
 		if err != nil {
 			return err
 		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.tries++; m.deaf != nil {
+		return m.deaf
 	}
 	m.at, m.state, m.records = lsn, bytes.Clone(state), records
 	return nil

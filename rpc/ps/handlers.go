@@ -526,6 +526,8 @@ type Status struct {
 	Pushes, PushedRows uint64
 	Refused            uint64
 	Tables             []TableStatus
+	LogBytes           int64  `rpc:"LogBytes,optional"`        // behind the last snapshot
+	SnapshotProblem    string `rpc:"SnapshotProblem,optional"` // why the last snapshot failed
 }
 
 // TableStatus is what a server tells of a table: its part of the rows.
@@ -543,6 +545,12 @@ func (s *Server) Status() Status {
 	st := Status{Server: s.index, Servers: s.count, Job: v.set.Job, Workers: v.set.Workers, LSN: v.lsn, Step: v.applied,
 		Next: v.next, Left: v.left, Pulls: s.counts.pulls.Load(), PulledRows: s.counts.pulledRows.Load(),
 		Pushes: s.counts.pushes.Load(), PushedRows: s.counts.pushedRows.Load(), Refused: s.counts.refused.Load()}
+	if s.journal != nil {
+		st.LogBytes = s.journal.Unsaved()
+	}
+	if no := s.keeper.problem.Load(); no != nil {
+		st.SnapshotProblem = no.Error()
+	}
 	if v.set.Consistency != nil {
 		st.Consistency = v.set.Consistency.String()
 	}

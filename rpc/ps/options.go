@@ -18,18 +18,19 @@ const DefaultTimeout = time.Minute
 type Option func(*options) error
 
 type options struct {
-	want    settings
-	worker  int // -1: none
-	timeout time.Duration
-	journal Journal
-	dir     string // of cold rows
-	store   store.Store
+	want     settings
+	worker   int // -1: none
+	timeout  time.Duration
+	journal  Journal
+	logLimit int64
+	dir      string // of cold rows
+	store    store.Store
 	// forServer and forClient name an option that only one of the two knows.
 	forServer, forClient string
 }
 
 func applyOptions(servers int, opts []Option) (*options, error) {
-	o := &options{worker: -1, timeout: DefaultTimeout}
+	o := &options{worker: -1, timeout: DefaultTimeout, logLimit: DefaultLogLimit}
 	o.want.Servers = servers
 	for i, opt := range opts {
 		if opt == nil {

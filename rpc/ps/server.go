@@ -28,6 +28,8 @@ type Journal interface {
 	Append(entries ...[]byte) (first uint64, err error)
 	// Snapshot keeps the state of an LSN, and the rows of tables of then or later.
 	Snapshot(ctx context.Context, lsn uint64, state []byte, tables []*rows.Table) error
+	// Unsaved is how many bytes were kept behind the last snapshot.
+	Unsaved() int64
 }
 
 // addressKey is under which a server publishes its address.
@@ -54,6 +56,7 @@ type Server struct {
 	view    atomic.Pointer[view]
 	failed  atomic.Pointer[Error] // why it answers nothing any more
 	counts  counts
+	keeper  keeper
 
 	life  sync.RWMutex // held by those who read the tables
 	ended bool         // the tables are no more
@@ -102,7 +105,7 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 	if err != nil {
 		return fail(err)
 	}
-	s.want, s.journal, s.store = o.want, o.journal, o.store
+	s.want, s.journal, s.store, s.keeper.most = o.want, o.journal, o.store, o.logLimit
 	s.state = newState(s.routing, index, o.dir)
 	err = s.recover()
 	if err == nil {
@@ -113,6 +116,7 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 		return fail(err)
 	}
 	s.publish()
+	s.keeper.begin(context.WithoutCancel(ctx))
 	go s.write()
 	err = a.Offer(
 		rpc.Serve(openMethod, s.open),
@@ -213,6 +217,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	<-s.stopped
+	s.keeper.end()
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.ended {
@@ -329,7 +334,10 @@ func (s *Server) Snapshot(ctx context.Context) (lsn uint64, err error) {
 	}
 	defer done()
 	if err := s.journal.Snapshot(ctx, r.lsn, r.saved, r.tables); err != nil {
-		return 0, s.errorf(KindStorage, "snapshot: %w", err)
+		no := s.errorf(KindStorage, "snapshot: %w", err)
+		s.keeper.problem.Store(no)
+		return 0, no
 	}
+	s.keeper.problem.Store(nil)
 	return r.lsn, nil
 }

@@ -180,6 +180,7 @@ func (s *Server) take(turn []*request) bool {
 		return false
 	}
 	s.publish()
+	s.keepShort()
 	for _, r := range turn {
 		s.finish(r)
 		close(r.done)

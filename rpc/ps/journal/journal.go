@@ -85,6 +85,7 @@ type Journal struct {
 	cut    uint64
 	fresh  bool
 	stats  Stats
+	saved  int64 // of the bytes of the log, those that the last snapshot made needless
 
 	snapshots sync.Mutex // one snapshot at a time
 	base      *Manifest  // the snapshot that the next one is a difference to
@@ -304,6 +305,37 @@ func (j *Journal) Stats() Stats {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stats
+}
+
+// Unsaved returns how many bytes the log has behind the last snapshot: it grows by every entry, and a
+// server reads so much when it is started.
+func (j *Journal) Unsaved() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.stats.Bytes - j.saved
+}
+
+// countUnsaved counts the bytes of the log behind a snapshot that was recovered.
+func (j *Journal) countUnsaved(at uint64) error {
+	segments, err := listSegments(filepath.Join(j.dir, logDir))
+	if err != nil {
+		return err
+	}
+	n := int64(0)
+	for i, s := range segments {
+		if i+1 < len(segments) && segments[i+1].first <= at+1 || i+1 == len(segments) && at >= j.Last() {
+			continue // all its entries come before
+		}
+		st, err := os.Stat(s.path)
+		if err != nil {
+			return failure(s.path, "cannot read the size of the segment", err)
+		}
+		n += st.Size()
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.saved = j.stats.Bytes - n
+	return nil
 }
 
 // Close ends the use of the directory. It makes the log durable first.

@@ -98,7 +98,7 @@ func beServer() error {
 	if err != nil {
 		return err
 	}
-	s, err := ps.Serve(context.Background(), agent, *index, *servers, ps.WithJob("histories"), ps.WithTables(tables()...), ps.WithJournal(j))
+	s, err := ps.Serve(context.Background(), agent, *index, *servers, ps.WithJob("histories"), ps.WithTables(tables()...), ps.WithJournal(j), ps.WithLogLimit(30_000))
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,9 @@ func (j *Journal) Recover(restore func(state []byte) ([]*rows.Table, error), ent
 		return err
 	}
 	r.Replay = time.Since(begun)
+	if err := j.countUnsaved(r.At); err != nil {
+		return err
+	}
 	j.mu.Lock()
 	j.recovered = r
 	j.mu.Unlock()

@@ -49,7 +49,9 @@ func (j *Journal) snapshot(ctx context.Context, at uint64, state []byte, tables 
 	if at > j.Last() {
 		return nil, &Error{Kind: Failed, Path: j.dir, What: fmt.Sprintf("a snapshot at entry %d was asked for, and the last entry is %d", at, j.Last())}
 	}
-	base, depth := j.Base(), j.depth
+	j.mu.Lock()
+	base, depth, logged := j.base, j.depth, j.stats.Bytes
+	j.mu.Unlock()
 	if base != nil && base.At == at && sameTables(base, tables) {
 		return base, nil // nothing has changed since
 	}
@@ -75,7 +77,7 @@ func (j *Journal) snapshot(ctx context.Context, at uint64, state []byte, tables 
 	}
 	j.mu.Lock()
 	previous := j.base
-	j.base = m
+	j.base, j.saved = m, logged
 	if full {
 		j.depth = 0
 	} else {

@@ -354,8 +354,14 @@ func TestRetention(t *testing.T) {
 		for k := range 5 {
 			s.push(testEntry(0, 1, 1, []int64{int64(i*5 + k)}))
 		}
+		if n := j.Unsaved(); n < 5*8 || n > 5*100 {
+			t.Fatalf("%d bytes of the log behind snapshot %d, with 5 entries", n, i)
+		}
 		if err := j.Snapshot(t.Context(), j.Last(), s.state(), s.tables); err != nil {
 			t.Fatal(err)
+		}
+		if n := j.Unsaved(); n != 0 {
+			t.Fatalf("%d bytes of the log behind a snapshot of all", n)
 		}
 	}
 	names, _ := listSnapshots(dir)
