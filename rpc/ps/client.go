@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
@@ -44,6 +45,8 @@ type Client struct {
 	ctx    context.Context // of pushes: ends with the client
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
+
+	waiting atomic.Int64
 
 	mu    sync.Mutex
 	set   settings
@@ -127,6 +130,11 @@ func (c *Client) StepNumber() int64 {
 	defer c.mu.Unlock()
 	return c.step
 }
+
+// Waiting returns how many keys in the updates that this client's pushes have made had no
+// effect, because their rows begin with a later push (rows.Schema.Admit). A synchronous
+// update is made by the push that comes last, with the keys of all workers.
+func (c *Client) Waiting() int64 { return c.waiting.Load() }
 
 // Tables returns the schemas of the tables that the servers have.
 func (c *Client) Tables() []rows.Schema {

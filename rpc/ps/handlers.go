@@ -350,7 +350,7 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 	s.accept(in.Worker)
 	s.counts.pushes.Add(uint64(len(r.pushes)))
 	v = s.view.Load()
-	out := pushReply{Step: v.applied}
+	out := pushReply{Step: v.applied, Waiting: int64(r.waited)}
 	if v.set.Consistency == nil || v.set.Consistency.Batch == 0 {
 		return out, nil
 	}
@@ -398,6 +398,9 @@ func (s *Server) accept(worker int) {
 	delete(s.refused, worker)
 }
 
+// maxSteps is how many steps a job has at most: rows note theirs in 32 bits.
+const maxSteps = math.MaxUint32
+
 // checkPushes reads the pushes of a request, as far as they can be checked beside others.
 func (s *Server) checkPushes(v *view, in *pushArgs, r *request) *Error {
 	if len(in.Pushes) == 0 || len(in.Pushes) > maxParts {
@@ -412,7 +415,7 @@ func (s *Server) checkPushes(v *view, in *pushArgs, r *request) *Error {
 	}
 	for _, item := range in.Pushes {
 		p := &push{client: in.Client, worker: in.Worker, step: item.Step}
-		if item.Step < 0 || item.Step > math.MaxInt64/2 || len(item.Parts) > maxParts {
+		if item.Step < 0 || item.Step >= maxSteps || len(item.Parts) > maxParts {
 			return s.errorf(KindOrder, "a push of %d parts for step %d", len(item.Parts), item.Step).by(in.Worker, -1)
 		}
 		var seen []int

@@ -195,6 +195,41 @@ func TestBatchNamesWorkers(t *testing.T) {
 	})
 }
 
+// A step that no row can note is refused, and the server goes on.
+func TestGiantStep(t *testing.T) {
+	c := start(t, 1)
+	client := c.dial("worker", WithWorker(0, 1, Asynchronous()), WithTables(exact("a", 1)))
+	args := pushArgs{Client: 1, Worker: 0, Number: 1, Pushes: []pushItem{{Step: 1 << 32, Parts: []pushPart{{Table: "a", Keys: tensor.FromInt64([]int64{5}), Grads: tensor.Full(-1, 1, 1)}}}}}
+	if _, err := pushMethod.Call(t.Context(), client.remotes[0].opened(), args); KindOf(err) != KindOrder {
+		t.Errorf("a push for step 2^32: %v", err)
+	}
+	if err := client.Push(t.Context(), one("a", 5, -1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The answers of pushes say how many keys wait for more pushes.
+func TestWaitingKeys(t *testing.T) {
+	for _, how := range []Consistency{Synchronous(), Asynchronous()} {
+		c := start(t, 2)
+		a := exact("a", 1)
+		a.Admit = 3
+		client := c.dial("worker", WithWorker(0, 1, how), WithTables(a))
+		for push, want := range []int64{3, 6, 6, 7} {
+			keys, grads := []int64{1, 2, 3}, tensor.Full(-1, 3, 1)
+			if push == 3 {
+				keys, grads = []int64{1, 2, 3, 4}, tensor.Full(-1, 4, 1)
+			}
+			if err := client.Push(t.Context(), Gradient{"a", keys, grads}); err != nil {
+				t.Fatal(err)
+			}
+			if got := client.Waiting(); got != want {
+				t.Errorf("%s: after push %d, %d keys have waited, want %d", how, push, got, want)
+			}
+		}
+	}
+}
+
 // Counts of a request that would make the server take much memory are refused before.
 func TestGiantRequests(t *testing.T) {
 	c := start(t, 1)

@@ -98,10 +98,12 @@ type pushPart struct {
 }
 
 // pushReply says what a server has done with the last push. With batched updates Rows are
-// the new rows of its parts.
+// the new rows of its parts. Waiting is how many keys of the updates that the pushes have
+// made had no effect: their rows begin with a later push.
 type pushReply struct {
-	Step int64
-	Rows []*tensor.Tensor
+	Step    int64
+	Rows    []*tensor.Tensor
+	Waiting int64 `rpc:"Waiting,optional"`
 }
 
 // leaveArgs says that a worker makes no more steps.

@@ -401,6 +401,7 @@ func (r *remote) deliver(all []*outgoing) error {
 		return err
 	}
 	all[len(all)-1].reply = reply
+	c.waiting.Add(reply.Waiting)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.acked, r.kept = first+uint64(len(all))-1, true

@@ -109,7 +109,13 @@ func (s *settings) encode() []byte {
 	return text
 }
 
+// maxSettings bounds the JSON of settings: tables have a few hundred bytes each.
+const maxSettings = 64 << 20
+
 func decodeSettings(text []byte) (s settings, err error) {
+	if len(text) > maxSettings {
+		return s, fmt.Errorf("settings of %d bytes: want %d at most", len(text), maxSettings)
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&s); err != nil {

@@ -48,6 +48,7 @@ type state struct {
 	ahead   int       // bytes of the pushes in pending
 	batch   []*push   // that waits for more
 	batches uint64    // that have been applied
+	waited  int       // of the last entry: keys without an effect, because they wait for more pushes
 	rates   []float64 // learning rates by table, 0 for the optimizer's
 	clients map[uint64]*clientRecord
 }
@@ -89,7 +90,7 @@ func (s *state) mode() Mode {
 
 // apply does what an entry says. An error means that the entry is not one of this server.
 func (s *state) apply(lsn uint64, e any) error {
-	s.lsn = lsn
+	s.lsn, s.waited = lsn, 0
 	switch e := e.(type) {
 	case *settings:
 		return s.applySettings(e)
@@ -302,9 +303,11 @@ func (s *state) update(parts []part) error {
 		if q == nil {
 			q = &part{}
 		}
-		if _, err := t.Update(rows.Mark{LSN: s.lsn, Step: s.step, LR: s.rates[i]}, q.keys, q.grads); err != nil {
+		did, err := t.Update(rows.Mark{LSN: s.lsn, Step: s.step, LR: s.rates[i]}, q.keys, q.grads)
+		if err != nil {
 			return errorf(KindStorage, "%w", err).of(s.set.Tables[i].Name)
 		}
+		s.waited += did.Waiting
 	}
 	return nil
 }

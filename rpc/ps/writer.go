@@ -26,6 +26,7 @@ type request struct {
 	number uint64 // of the first push
 	pushes []*push
 	batch  uint64 // in which the last push is applied
+	waited int    // keys that wait for more pushes
 
 	leaves bool
 
@@ -173,6 +174,7 @@ func (s *Server) take(turn []*request) bool {
 				s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for entry %d of its log cannot be applied: %w", first, err))
 				return false
 			}
+			r.waited += s.state.waited
 			first++
 		}
 	}
