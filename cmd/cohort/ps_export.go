@@ -62,7 +62,9 @@ OUT.csv has a line for each row: the key, then the values.`,
 				}
 				return unknownTable(table, names)
 			}
-			all, err := rows.New(set.schemas()[number], rows.Options{})
+			schema := set.schemas()[number]
+			schema.Memory = 0 // for this table has no directory
+			all, err := rows.New(schema, rows.Options{})
 			if err != nil {
 				return err
 			}

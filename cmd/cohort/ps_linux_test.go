@@ -144,9 +144,19 @@ func TestPS(t *testing.T) {
 	export(t, dir, rows)
 
 	wider := filepath.Join(dir, "wider")
+	if code, _, errs := cohort("ps", "load", filepath.Join(dir, "0"), filepath.Join(dir, "1"), wider); code == 0 || !strings.Contains(errs, "end that server first") {
+		t.Errorf("load beside the servers: code %d, %s", code, errs)
+	}
+	for _, j := range servers.jobs {
+		j.cmd.Process.Kill()
+		j.wait(t)
+	}
 	out := mustPrint(t, "ps", "load", "--servers", "3", filepath.Join(dir, "1"), filepath.Join(dir, "0"), wider)
 	if strings.Count(out, "\n") != 3 {
 		t.Errorf("load says %q", out)
+	}
+	for i := range servers.jobs {
+		servers.start(i)
 	}
 	three := startServers(t, 3, func(i int) []string {
 		return []string{"ps", "serve", "--index", fmt.Sprint(i), "--servers", "3", "--tables", file, "--dir", filepath.Join(wider, fmt.Sprint(i))}

@@ -20,6 +20,7 @@ const (
 	entryLeave    = 4
 	entryBegin    = 5
 	entryInsert   = 6
+	entryProgress = 7 // JSON of Progress, in the log of a server that has taken rows from others
 )
 
 // push is the gradients of a step of a worker, as far as one server has the keys.
@@ -169,7 +170,7 @@ func (r *entryReader) float32s(n int) []float32 {
 
 var errEntry = errors.New("it is damaged, or of another version of Cohort")
 
-// decodeEntry returns the settings, push, removal or leaving of an entry.
+// decodeEntry returns the settings, push, removal, leaving or progress of an entry.
 func decodeEntry(b []byte) (any, error) {
 	if len(b) == 0 {
 		return nil, errEntry
@@ -180,6 +181,8 @@ func decodeEntry(b []byte) (any, error) {
 	case entrySettings:
 		s, err := decodeSettings(r.b)
 		return &s, err
+	case entryProgress:
+		return decodeProgress(r.b)
 	case entryPush:
 		out = r.push()
 	case entryRemove:

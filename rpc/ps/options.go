@@ -18,6 +18,7 @@ const DefaultTimeout = time.Minute
 type Option func(*options) error
 
 type options struct {
+	progress *Progress
 	want     settings
 	worker   int // -1: none
 	timeout  time.Duration

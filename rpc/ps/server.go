@@ -108,6 +108,9 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 	s.want, s.journal, s.store, s.keeper.most = o.want, o.journal, o.store, o.logLimit
 	s.state = newState(s.routing, index, o.dir)
 	err = s.recover()
+	if err == nil && o.progress != nil {
+		err = s.goOn(o.progress)
+	}
 	if err == nil {
 		err = know(a)
 	}
@@ -181,6 +184,18 @@ func (s *Server) recover() error {
 		return err
 	}
 	return s.state.apply(lsn, &s.want)
+}
+
+// goOn makes a new server know how far the job has come.
+func (s *Server) goOn(p *Progress) error {
+	if err := p.fits(s.state); err != nil {
+		return errorf(KindSettings, "%w", err)
+	}
+	lsn, err := s.append([][]byte{p.encode()})
+	if err != nil {
+		return err
+	}
+	return s.state.apply(lsn, p)
 }
 
 // append keeps entries and returns the number of the first.

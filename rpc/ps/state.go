@@ -96,6 +96,8 @@ func (s *state) apply(lsn uint64, e any) error {
 		return s.applySettings(e)
 	case *push:
 		return s.applyPush(e)
+	case *Progress:
+		return s.applyProgress(e)
 	case *removal:
 		if e.table >= len(s.tables) {
 			return fmt.Errorf("a removal from table %d of %d", e.table, len(s.tables))

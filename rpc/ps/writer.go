@@ -264,6 +264,8 @@ func encodeEntry(e any) []byte {
 		return e.encode()
 	case *insertion:
 		return e.encode()
+	case *Progress:
+		return e.encode()
 	}
 	return e.(*leaving).encode()
 }

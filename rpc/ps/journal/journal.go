@@ -161,19 +161,12 @@ func (j *Journal) lockDir() error {
 // identify reads who owns the directory, or writes it if there is nobody.
 func (j *Journal) identify() error {
 	path := filepath.Join(j.dir, identityFile)
-	b, err := os.ReadFile(path)
+	is, err := readIdentity(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j.found(path)
 	}
 	if err != nil {
-		return failure(path, "cannot read whose directory this is", err)
-	}
-	var is identity
-	if err := json.Unmarshal(b, &is); err != nil {
-		return damaged(path, 0, "the file is not what was written (%v): restore it, or begin in an empty directory", err)
-	}
-	if is.Sum != is.sum() {
-		return damaged(path, 0, "the file was changed: restore it, or begin in an empty directory")
+		return err
 	}
 	if _, err := fmt.Sscanf(is.ID, "%x", &j.id); err != nil {
 		return damaged(path, 0, "%q is no ID of a journal", is.ID)
@@ -186,6 +179,26 @@ func (j *Journal) identify() error {
 			is.Server, is.Servers, is.Job, j.o.Server, j.o.Servers, j.o.Job)}
 	}
 	return nil
+}
+
+func readIdentity(path string) (is identity, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return is, failure(path, "cannot read whose directory this is", err)
+	}
+	if err := json.Unmarshal(b, &is); err != nil {
+		return is, damaged(path, 0, "the file is not what was written (%v): restore it, or begin in an empty directory", err)
+	}
+	if is.Sum != is.sum() {
+		return is, damaged(path, 0, "the file was changed: restore it, or begin in an empty directory")
+	}
+	return is, nil
+}
+
+// Whose reads which server of which job has a directory.
+func Whose(dir string) (job string, server, servers int, err error) {
+	is, err := readIdentity(filepath.Join(dir, identityFile))
+	return is.Job, is.Server, is.Servers, err
 }
 
 // found makes the journal of an empty directory.
