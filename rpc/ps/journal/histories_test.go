@@ -3,6 +3,7 @@
 package journal_test
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -32,6 +33,7 @@ type history struct {
 	dir     string
 	token   string
 	mode    string
+	how     string // consistency of workers that make steps, "" for those that do not
 	stderr  *lockedBuffer
 	relays  []*relay
 	servers []*process
@@ -160,20 +162,29 @@ func (h *history) startWorker(w int) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		var n, server int
+		id := func() pushID {
+			if h.how != "" {
+				return pushID{w, 0, n} // whichever life tries it
+			}
+			return pushID{w, life, n}
+		}
 		if _, err := fmt.Sscanf(line, "try %d", &n); err == nil {
-			h.pushes[pushID{w, life, n}] = &outcome{refused: -1}
+			if o := h.pushes[id()]; o != nil && o.yes {
+				h.t.Errorf("worker %d was told that step %d is kept, and is to make it again", w, n)
+			}
+			h.pushes[id()] = &outcome{refused: -1}
 			return
 		}
 		if _, err := fmt.Sscanf(line, "yes %d", &n); err == nil {
-			h.pushes[pushID{w, life, n}].yes = true
+			h.pushes[id()].yes = true
 			h.counts["acknowledged"]++
 		} else if _, err := fmt.Sscanf(line, "no %d %d", &server, &n); err == nil {
-			h.pushes[pushID{w, life, n}].refused = server
+			h.pushes[id()].refused = server
 			h.counts["refused"]++
 		}
 		close(h.moved)
 		h.moved = make(chan struct{})
-	}, "-role=worker", "-index="+fmt.Sprint(w), "-life="+fmt.Sprint(life), "-servers="+fmt.Sprint(len(h.servers)), "-addrs="+h.addrs(), "-draw="+fmt.Sprint(h.seed))
+	}, "-role=worker", "-index="+fmt.Sprint(w), "-life="+fmt.Sprint(life), "-servers="+fmt.Sprint(len(h.servers)), "-addrs="+h.addrs(), "-draw="+fmt.Sprint(h.seed), "-workers="+fmt.Sprint(len(h.workers)), "-how="+h.how)
 }
 
 // await waits until there are more acknowledged pushes (and, if full, refused ones).
@@ -205,8 +216,25 @@ func (h *history) await(more int, full bool) {
 	}
 }
 
+// leave makes the workers, which have been killed, leave: then the servers apply the steps that wait
+// for one of them.
+func (h *history) leave() {
+	h.t.Helper()
+	how, err := ps.ParseConsistency(h.how)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for w := range h.workers {
+		c, end := h.client(ps.WithWorker(w, len(h.workers), how), ps.WithTables(tables()...))
+		if err := c.Leave(h.t.Context()); err != nil {
+			h.t.Errorf("worker %d leaves: %v", w, err)
+		}
+		end()
+	}
+}
+
 // client is one of the test itself.
-func (h *history) client() (*ps.Client, func()) {
+func (h *history) client(opts ...ps.Option) (*ps.Client, func()) {
 	h.t.Helper()
 	agent, err := rpc.Init(h.t.Context(), "test", rpc.WithToken(h.token))
 	if err != nil {
@@ -216,7 +244,7 @@ func (h *history) client() (*ps.Client, func()) {
 	for _, r := range h.relays {
 		to = append(to, r.to)
 	}
-	c, err := ps.Dial(h.t.Context(), agent, ps.At(to...), ps.WithTimeout(loaded.Allow(30*time.Second)))
+	c, err := ps.Dial(h.t.Context(), agent, ps.At(to...), append(opts, ps.WithTimeout(loaded.Allow(30*time.Second)))...)
 	if err != nil {
 		agent.Close()
 		h.t.Fatal(err)
@@ -331,6 +359,8 @@ func play(t *testing.T, seed uint64, total map[string]int) {
 	h := &history{t: t, r: r, seed: seed, dir: t.TempDir(), mode: []string{"os", "os", "disk"}[r.IntN(3)], token: token(r),
 		stderr: new(lockedBuffer), servers: make([]*process, 1+r.IntN(3)), workers: make([]*process, 1+r.IntN(3)),
 		counts: map[string]int{}, moved: make(chan struct{}), pushes: map[pushID]*outcome{}}
+	h.how = []string{"", "synchronous", "bounded:1"}[r.IntN(3)]
+	total["histories "+cmp.Or(h.how, "asynchronous")]++
 	h.lives = make([]int, len(h.workers))
 	defer func() {
 		for _, p := range append(h.workers, h.servers...) {
@@ -357,11 +387,14 @@ func play(t *testing.T, seed uint64, total map[string]int) {
 	for _, p := range h.workers {
 		p.kill()
 	}
+	if h.how != "" {
+		h.leave()
+	}
 	h.check()
 	h.event("kill all servers")
 	h.check()
 	if t.Failed() {
-		t.Logf("history %d: %d servers, %d workers, log %s: %v\n%s", seed, len(h.servers), len(h.workers), h.mode, h.counts, h.stderr)
+		t.Logf("history %d: %d servers, %d workers, log %s, %s: %v\n%s", seed, len(h.servers), len(h.workers), h.mode, h.how, h.counts, h.stderr)
 	}
 	total["pushes"] += len(h.pushes)
 	for what, n := range h.counts {
@@ -390,7 +423,7 @@ func TestCrashes(t *testing.T) {
 		}
 	}
 	text := fmt.Sprintf("| histories | %d |\n", *crashes)
-	for _, what := range append([]string{"pushes", "acknowledged", "refused"}, events...) {
+	for _, what := range append([]string{"histories synchronous", "histories bounded:1", "histories asynchronous", "pushes", "acknowledged", "refused"}, events...) {
 		text += fmt.Sprintf("| %s | %d |\n", what, total[what])
 	}
 	t.Logf("in %v:\n%s", time.Since(begun).Round(time.Second), text)

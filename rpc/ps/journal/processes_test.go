@@ -40,6 +40,8 @@ var (
 	servers = flag.Int("servers", 1, "number of servers")
 	addrs   = flag.String("addrs", "", "of the servers")
 	draw    = flag.Uint64("draw", 0, "seed of a worker")
+	workers = flag.Int("workers", 0, "of a worker that makes steps: number of workers")
+	how     = flag.String("how", "", "of a worker that makes steps: the consistency")
 )
 
 func TestMain(m *testing.M) {
@@ -139,7 +141,9 @@ func gradient(table string, keys []int64, adds []float32, width int) ps.Gradient
 	return ps.Gradient{Table: table, Keys: keys, Grads: tensor.FromFloat32(g, len(keys), width)}
 }
 
-// beWorker pushes until it is killed. It says what it tries and what became of it.
+// beWorker pushes until it is killed. It says what it tries and what became of it. Without -how
+// each push of each life is another one. With it the worker makes steps: a life goes on at the step
+// that the servers expect, and pushes for a step what a life before it would have pushed.
 func beWorker() error {
 	ctx := context.Background()
 	agent, err := rpc.Init(ctx, fmt.Sprintf("worker%d-%d", *index, *life))
@@ -150,13 +154,29 @@ func beWorker() error {
 	if err != nil {
 		return err
 	}
-	c, err := ps.Dial(ctx, agent, ps.At(strings.Split(*addrs, ",")...), ps.WithJob("histories"), ps.WithTables(tables()...), ps.WithTimeout(30*time.Second))
+	opts := []ps.Option{ps.WithJob("histories"), ps.WithTables(tables()...), ps.WithTimeout(30 * time.Second)}
+	if *how != "" {
+		consistency, err := ps.ParseConsistency(*how)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, ps.WithWorker(*index, *workers, consistency))
+		*life = 0
+	}
+	dial := func() (*ps.Client, error) { return ps.Dial(ctx, agent, ps.At(strings.Split(*addrs, ",")...), opts...) }
+	c, err := dial()
 	if err != nil {
 		return err
 	}
 	go func() { io.Copy(io.Discard, os.Stdin); os.Exit(0) }()
 	say := func(what string, n int) { os.Stdout.WriteString(what + " " + strconv.Itoa(n) + "\n") }
 	for n := 0; ; n++ {
+		if *how != "" {
+			n = int(c.StepNumber())
+			if _, err := c.Pull(ctx, ps.Request{Table: "sum", Keys: []int64{0, 1, 2, 3}}); err != nil {
+				return err
+			}
+		}
 		keys, adds := drawPush(*draw, *index, *life, n)
 		var ledger []int64
 		ones := make([]float32, *servers)
@@ -174,6 +194,12 @@ func beWorker() error {
 			var e *ps.Error
 			errors.As(err, &e)
 			say("no "+strconv.Itoa(e.Server), n)
+			if *how != "" { // the servers that have not refused the step do not want it again
+				c.Close()
+				if c, err = dial(); err != nil {
+					return err
+				}
+			}
 		default:
 			return err
 		}
