@@ -144,6 +144,9 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 // of which some have more than one rank "shm+tcp" or "unix+tcp"; "gloo" with PyTorch's, "mpi" with those of an MPI.
 func (g *Group) Transport() string { return g.transport }
 
+// Timeout returns the limit of a call whose context has no earlier end; see [WithTimeout].
+func (g *Group) Timeout() time.Duration { return g.timeout }
+
 // Interface returns the network interface and address at which the other ranks
 // reach this one, and why it was chosen, for the start of a run:
 // "eth0 10.0.0.3 (route to 10.0.0.1:29500)". It is empty where nothing of the

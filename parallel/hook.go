@@ -149,15 +149,17 @@ func newHooks(ctx context.Context, group *dist.Group, h Hook) (*hooks, error) {
 
 // hooked is work under way behind the backward pass.
 type hooked struct {
-	ctx  context.Context // of what runs
-	done chan struct{}
-	err  error // once done
+	ctx   context.Context // of what runs
+	group *dist.Group     // of the hook
+	left  error           // if it does not end by a return
+	done  chan struct{}
+	err   error // once done
 }
 
 // start runs fn after what was started before. Once one has failed, the others do not run. left is
 // the error if fn ends its goroutine.
 func (h *hooks) start(ctx context.Context, left error, fn func() error) *hooked {
-	before, w := h.last, &hooked{ctx: ctx, done: make(chan struct{})}
+	before, w := h.last, &hooked{ctx: ctx, group: h.group, left: left, done: make(chan struct{})}
 	h.last = w
 	go func() {
 		defer close(w.done)
@@ -245,9 +247,20 @@ func (b *GradBucket) take(mean *tensor.Tensor) error {
 }
 
 // wait returns when the work has ended. Once the context of the pass has ended, a hook that
-// does not mind it is not waited for.
+// does not mind it is not waited for. Nor is one that takes longer than a collective may: the error
+// of this rank then names it, and the other ranks name this rank.
 func (w *hooked) wait(ctx context.Context) error {
+	limit := w.group.Timeout() + abandonTime
+	endless := time.NewTimer(limit)
+	defer endless.Stop()
 	select {
+	case <-endless.C:
+		err := fmt.Errorf("it has not returned for %v, longer than the group's timeout for a collective: have it return, and mind its context", limit)
+		if e := (*HookError)(nil); errors.As(w.left, &e) {
+			err = &HookError{Rank: e.Rank, Hook: e.Hook, Bucket: e.Bucket, Err: err}
+		}
+		w.group.Fail(err)
+		return err
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():

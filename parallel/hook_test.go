@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -359,6 +361,43 @@ func TestWrongHooks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestEndlessHook: a hook that never returns on one rank, and does not mind its context, is an error of
+// that rank with its name and bucket, and an error of the others that names the rank. The time is
+// virtual.
+func TestEndlessHook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		never, errs := make(chan struct{}), make([]error, 3)
+		err := dist.Spawn(t.Context(), len(errs), func(ctx context.Context, g *dist.Group) error {
+			hook := HookFunc(func(ctx context.Context, own *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
+				if g.Rank() == 1 && b.Index == 1 {
+					<-never
+				}
+				return b.Buffer, own.AllReduce(ctx, b.Buffer, dist.Sum)
+			})
+			d, err := NewDDP(ctx, newToy(0, width), g, small, WithHook(hook))
+			if err != nil {
+				return err
+			}
+			ids, targets := newBatches(g.Rank(), g.Size(), 4).next()
+			_, errs[g.Rank()] = backward(ctx, d, ids, targets)
+			return errs[g.Rank()]
+		}, dist.WithTimeout(time.Minute))
+		close(never)
+		var e *HookError
+		if !errors.As(errs[1], &e) || e.Rank != 1 || e.Bucket != 1 || !strings.Contains(e.Error(), "it has not returned for 1m2s") {
+			t.Errorf("rank 1: %v", errs[1])
+		}
+		for _, rank := range []int{0, 2} {
+			if errs[rank] == nil || !strings.Contains(errs[rank].Error(), "rank 1") {
+				t.Errorf("rank %d: %v", rank, errs[rank])
+			}
+		}
+		if err == nil {
+			t.Error("the job has not failed")
+		}
+	})
 }
 
 // TestNoHook: a hook that is none, on one rank or on all, is an error of every rank.
