@@ -140,14 +140,19 @@ func allFinite(t *tensor.Tensor) (yes bool) {
 // of returns the gradient as a matrix.
 func (m powerMatrix) of(b *GradBucket) *tensor.Tensor { return b.Grads[m.grad].Reshape(m.n, m.m) }
 
-// newBucket says which gradients of a bucket are compressed. Those of one shape come together,
-// as in PyTorch's hook, which draws random numbers in this order.
-func (h *powerSGD) newBucket(group *dist.Group, b *GradBucket) *powerBucket {
-	s := &powerBucket{}
+// powerDivision is which gradients of a bucket are compressed.
+type powerDivision struct {
+	matrices             []powerMatrix // without p and q; those of one shape come together
+	rest                 []int         // the gradients that are averaged whole
+	numWhole, numP, numQ int           // elements of rest, and of all left and right matrices
+}
+
+// divide says which gradients of a bucket are compressed. Those of one shape come together, as in
+// PyTorch's hook, which draws random numbers in this order.
+func (h *powerSGD) divide(b *GradBucket) (d powerDivision) {
 	type shape struct{ n, m int }
-	byShape := map[shape][]int{}
+	byShape := map[shape][]powerMatrix{}
 	var order []shape
-	numWhole, numP, numQ := 0, 0, 0
 	for i, g := range b.Grads {
 		size := g.NumElems()
 		var at shape
@@ -156,23 +161,46 @@ func (h *powerSGD) newBucket(group *dist.Group, b *GradBucket) *powerBucket {
 		}
 		k := min(at.n, at.m, h.o.Rank)
 		if !(float64((at.n+at.m)*k)*h.o.MinCompression < float64(at.n*at.m)) {
-			s.rest = append(s.rest, i)
-			numWhole += size
+			d.rest = append(d.rest, i)
+			d.numWhole += size
 			continue
 		}
 		if byShape[at] == nil {
 			order = append(order, at)
 		}
-		byShape[at] = append(byShape[at], i)
-		numP += at.n * k
-		numQ += at.m * k
+		byShape[at] = append(byShape[at], powerMatrix{grad: i, n: at.n, m: at.m, k: k})
+		d.numP += at.n * k
+		d.numQ += at.m * k
 	}
+	for _, at := range order {
+		d.matrices = append(d.matrices, byShape[at]...)
+	}
+	return d
+}
+
+// kept returns how many elements the hook keeps for a bucket between steps.
+func (h *powerSGD) kept(b *GradBucket) int {
+	if b.Buffer.DType() != tensor.Float32 {
+		return 0
+	}
+	d := h.divide(b)
+	n := d.numWhole + d.numP + d.numQ
+	if !h.o.NoErrorFeedback {
+		n += b.Buffer.NumElems()
+	}
+	return n
+}
+
+// newBucket makes what the hook keeps for a bucket.
+func (h *powerSGD) newBucket(group *dist.Group, b *GradBucket) *powerBucket {
+	d := h.divide(b)
+	s := &powerBucket{rest: d.rest, matrices: d.matrices}
 	dev, alloc := b.Buffer.Device(), memoryFor(group)
-	if numWhole > 0 {
-		s.whole = alloc(dev, tensor.Float32, numWhole)
+	if d.numWhole > 0 {
+		s.whole = alloc(dev, tensor.Float32, d.numWhole)
 	}
-	if numP > 0 {
-		s.ps, s.qs = alloc(dev, tensor.Float32, numP), alloc(dev, tensor.Float32, numQ)
+	if d.numP > 0 {
+		s.ps, s.qs = alloc(dev, tensor.Float32, d.numP), alloc(dev, tensor.Float32, d.numQ)
 		s.qs.Fill(0)
 	}
 	if !h.o.NoErrorFeedback {
@@ -180,14 +208,11 @@ func (h *powerSGD) newBucket(group *dist.Group, b *GradBucket) *powerBucket {
 		s.errors.Fill(0)
 	}
 	atP, atQ := 0, 0
-	for _, at := range order {
-		for _, i := range byShape[at] {
-			m := powerMatrix{grad: i, n: at.n, m: at.m, k: min(at.n, at.m, h.o.Rank)}
-			m.p = s.ps.Narrow(0, atP, m.n*m.k).Reshape(m.n, m.k)
-			m.q = s.qs.Narrow(0, atQ, m.m*m.k).Reshape(m.m, m.k)
-			atP, atQ = atP+m.n*m.k, atQ+m.m*m.k
-			s.matrices = append(s.matrices, m)
-		}
+	for i := range s.matrices {
+		m := &s.matrices[i]
+		m.p = s.ps.Narrow(0, atP, m.n*m.k).Reshape(m.n, m.k)
+		m.q = s.qs.Narrow(0, atQ, m.m*m.k).Reshape(m.m, m.k)
+		atP, atQ = atP+m.n*m.k, atQ+m.m*m.k
 	}
 	return s
 }

@@ -565,3 +565,43 @@ func TestHookStateRefuses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestHookMemory: the memory that is predicted for a step of PowerSGD has what the hook keeps once it
+// compresses, to the byte.
+func TestHookMemory(t *testing.T) {
+	for _, o := range []PowerSGD{{Rank: 1, StartStep: 1}, {Rank: 2, StartStep: 1}, {Rank: 1, StartStep: 1, NoErrorFeedback: true}} {
+		err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+			d, err := NewDDP(ctx, newToy(1, width), g, small, WithHook(PowerSGDHook(o)))
+			if err != nil {
+				return err
+			}
+			nothing := HookFunc(func(_ context.Context, _ *dist.Group, b *GradBucket) (*tensor.Tensor, error) { return b.Buffer, nil })
+			bare, err := NewDDP(ctx, newToy(1, width), g, small, WithHook(nothing))
+			if err != nil {
+				return err
+			}
+			predicted := d.forecast().extra - bare.forecast().extra
+			for step := range 3 {
+				if _, err := nn.Backward(ctx, toyBatch(d, int64(step)).Loss); err != nil {
+					return err
+				}
+			}
+			kept, compressed := int64(0), 0
+			for _, s := range d.hook.(*powerSGD).buckets {
+				compressed += len(s.matrices)
+				for _, x := range []*tensor.Tensor{s.errors, s.whole, s.ps, s.qs} {
+					if x != nil {
+						kept += sizeOf(x.Shape(), x.DType())
+					}
+				}
+			}
+			if kept != predicted || compressed == 0 {
+				return fmt.Errorf("%+v keeps %d bytes for %d matrices, predicted were %d", o, kept, compressed, predicted)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -381,6 +381,11 @@ func (f *forecast) countHooks(r *nativeReducer) {
 		call := operation.Call{Op: operation.AllReduce, Reduce: dist.Sum, DType: operation.DType(d), Count: t.NumElems()}
 		f.calls = append(f.calls, plannedCall{g, call, shared})
 	}
+	if h, keeps := r.hooks.hook.(*powerSGD); keeps {
+		for _, b := range r.buckets {
+			f.extra += sizeOf([]int{h.kept(b.hooked)}, tensor.Float32)
+		}
+	}
 	h, compresses := r.hooks.hook.(*compressHook)
 	if !compresses {
 		f.noSent = fmt.Errorf("predict: the hook %s decides what is sent", r.hooks.hook)
