@@ -186,6 +186,8 @@ func (r *trainer[B]) saveAlone(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// What a hook keeps is left out. Each rank has its own, so the parts of the ranks that are left would
+	// make no whole section, and no checkpoint. Within a step the hook may also have moved already.
 	state.Sections[checkpoint.Optimizer] = r.optimizerParts()
 	if e.within {
 		for _, parts := range state.Sections {

@@ -117,8 +117,13 @@ func (r *trainer[B]) savedHook(ck *checkpoint.Checkpoint) []checkpoint.Part {
 			why = fmt.Sprintf("has what %d ranks have not sent yet, and this run has %d", ranks, r.axes.World.Size())
 		}
 	}
-	r.report.Notice(fmt.Sprintf("the hook %s begins anew, with whole gradients first: the checkpoint of step %d %s", r.o.Hook, ck.Step, why))
+	r.tellHookAnew(ck.Step, why)
 	return nil
+}
+
+// tellHookAnew says why a hook does not go on from the checkpoint of a step.
+func (r *trainer[B]) tellHookAnew(step int, why string) {
+	r.report.Notice(fmt.Sprintf("the hook %s begins anew, with whole gradients first: the checkpoint of step %d %s", r.o.Hook, step, why))
 }
 
 // resumeHook has the hook go on with what was loaded.

@@ -4,8 +4,12 @@ package train
 
 import (
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
 )
 
 // TestHook: a run with a hook learns as one without it, and says that it has one.
@@ -106,5 +110,49 @@ func TestHookResumes(t *testing.T) {
 		if n := strings.Count(said, anew+other.says); other.says != "" && n != 1 || other.says == "" && strings.Contains(said, anew) {
 			t.Errorf("%+v: it says %q", other, said)
 		}
+	}
+}
+
+// TestHookOfOlderCheckpoint: the newest checkpoint is damaged in a way that only its reader sees, and
+// the one before it is of another hook, or of none. The run goes on from that one, and says that its
+// hook begins anew.
+func TestHookOfOlderCheckpoint(t *testing.T) {
+	c := layered(t, writeText(t, 40_000))
+	c.Batch, c.Warmup, c.LRFloor, c.SaveEvery, c.EvalEvery, c.Keep = 12, 0, 1, 2, 0, 4
+	for _, before := range []string{"powersgd:2:1", ""} {
+		var l *log
+		for i, hook := range []string{before, "powersgd:1:1", "powersgd:1:1"} {
+			d := replicas(t, c, 2, false)
+			d.Out, d.Hook, d.Steps = c.Out+"-older"+strings.ReplaceAll(before, ":", "-"), hook, 2*(i+1)
+			if i == 2 {
+				damageLast(t, checkpoint.Path(d.Out, 4))
+			}
+			var err error
+			if l, err = run(t, 2, d, "steps", "hook"); err != nil {
+				t.Fatalf("after %q: %v", before, err)
+			}
+		}
+		said := strings.Join(l.notices, "\n")
+		if n := strings.Count(said, "begins anew, with whole gradients first: the checkpoint of step 2 is older"); n != 1 || l.start.FirstStep != 2 {
+			t.Errorf("after %q: it goes on from step %d and says %q", before, l.start.FirstStep, said)
+		}
+	}
+}
+
+// damageLast changes the last byte of the weights of a checkpoint.
+func damageLast(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "model*.safetensors"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(dir, files, err)
+	}
+	path := files[len(files)-1]
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o666); err != nil {
+		t.Fatal(err)
 	}
 }

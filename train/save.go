@@ -80,6 +80,14 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 		}
 	} else {
 		step, err = checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice))
+		if other := (*checkpoint.DamagedError)(nil); err != nil && hook != nil && !errors.As(err, &other) && ctx.Err() == nil {
+			// The checkpoint is damaged, and the one before it may be of another hook.
+			delete(state.Sections, hookSection)
+			if older, without := checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice)); without == nil {
+				step, err, hook = older, nil, nil
+				r.tellHookAnew(step, "is older than the one that was to be loaded, and of another hook")
+			}
+		}
 	}
 	if err != nil {
 		return r.errorf("resume: %w", err)
