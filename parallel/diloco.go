@@ -21,6 +21,9 @@ import (
 type DiLoCoOptions struct {
 	// Every is the number of inner steps in which each parameter is exchanged once: H.
 	Every int
+	// Steps is the number of inner steps of the run, a multiple of Every that is the same on all
+	// islands. 0 is not compared: then an island that does fewer steps leaves the others to themselves.
+	Steps int
 	// Fragments is into how many parts the parameters are divided, which are exchanged one after
 	// the other; 0 is 1. It divides Every.
 	Fragments int
@@ -56,6 +59,9 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 	}
 	if o.Fragments < 1 || o.Every%o.Fragments != 0 {
 		return o, fmt.Errorf("Every is %d inner steps and there are %d fragments, one of which is exchanged at a time: choose numbers of which the second divides the first", o.Every, o.Fragments)
+	}
+	if o.Steps < 0 || o.Steps%o.Every != 0 {
+		return o, fmt.Errorf("Every is %d inner steps, which does not divide the %d Steps of the run: change one of them", o.Every, o.Steps)
 	}
 	between := o.Every / o.Fragments
 	switch {
@@ -213,8 +219,12 @@ func (d *DiLoCo) settings() string {
 	if d.code.exact {
 		code = "float32"
 	}
-	return fmt.Sprintf("(every %d steps in %d fragments, outer learning rate %v and momentum %v, %s, a model of %d parameters with the digest %08x)",
-		d.o.Every, d.o.Fragments, d.o.LR, d.o.Momentum, code, nn.NumParams(d.Model), model.Sum32())
+	steps := ""
+	if d.o.Steps > 0 {
+		steps = fmt.Sprintf("%d steps in all, ", d.o.Steps)
+	}
+	return fmt.Sprintf("(%severy %d steps in %d fragments, outer learning rate %v and momentum %v, %s, a model of %d parameters with the digest %08x)",
+		steps, d.o.Every, d.o.Fragments, d.o.LR, d.o.Momentum, code, nn.NumParams(d.Model), model.Sum32())
 }
 
 // Forward runs a model that is an nn.Module.

@@ -330,6 +330,7 @@ func TestBadIslands(t *testing.T) {
 	}{
 		{DiLoCoOptions{}, "Every is 0 inner steps"},
 		{DiLoCoOptions{Every: 10, Fragments: 4}, "choose numbers of which the second divides the first"},
+		{DiLoCoOptions{Every: 10, Steps: 25}, "does not divide the 25 Steps"},
 		{DiLoCoOptions{Every: 10, Fragments: 2, Delay: 6}, "want 1 to 5, or 0 for 1"},
 		{DiLoCoOptions{Every: 10, Delay: 1, NoDelay: true}, "NoDelay is set"},
 		{DiLoCoOptions{Every: 10, Mix: 1}, "a Mix of 1 of the island's own parameters"},
@@ -346,7 +347,8 @@ func TestBadIslands(t *testing.T) {
 		from   func(island int, d *DiLoCo, m *toy)
 		want   string
 	}{
-		"another H": {func(island int, o *DiLoCoOptions) { o.Every += island }, nil, "give all islands the same"},
+		"another number of steps": {func(island int, o *DiLoCoOptions) { o.Steps = 8 + 4*island }, nil, "steps in all, every 4 steps"},
+		"another H":               {func(island int, o *DiLoCoOptions) { o.Every += island }, nil, "give all islands the same"},
 		"other values": {func(int, *DiLoCoOptions) {}, func(island int, _ *DiLoCo, m *toy) {
 			m.Head.Weight.Data().Fill(float64(island))
 		}, "begin with the same seed"},

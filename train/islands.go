@@ -112,8 +112,9 @@ func (c IslandConfig) checkIslandSteps(task string, steps int) error {
 // dataSeed is the seed of the order of the samples: each island has its own.
 func (c SharedConfig) dataSeed() int64 { return c.Seed + int64(c.Island)*1_000_003 }
 
-// onIslands makes the strategy of an island out of what spreads the model over its ranks.
-func onIslands(c SharedConfig, spread func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error)) func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error) {
+// onIslands makes the strategy of an island out of what spreads the model over its ranks. steps is
+// the number of steps of the run.
+func onIslands(c SharedConfig, steps int, spread func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error)) func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error) {
 	return func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error) {
 		var inner parallel.Strategy
 		var err error
@@ -140,7 +141,7 @@ func onIslands(c SharedConfig, spread func(ctx context.Context, model any, axes 
 		}
 		phaseOf(ctx).enter("joining the ranks")
 		d, err := parallel.NewDiLoCo(inner, axes.World, parallel.DiLoCoOptions{
-			Every: c.DiLoCo, Fragments: c.DiLoCoFragments, Delay: c.DiLoCoDelay, LR: c.DiLoCoLR, Momentum: momentum,
+			Every: c.DiLoCo, Steps: steps, Fragments: c.DiLoCoFragments, Delay: c.DiLoCoDelay, LR: c.DiLoCoLR, Momentum: momentum,
 			Islands: islands.Config{Store: s, Island: c.Island, Islands: c.Islands, Silence: time.Duration(c.DiLoCoSilence * float64(time.Second)), OnWait: phaseOf(ctx).tellWait},
 		})
 		if err != nil {

@@ -137,7 +137,11 @@ func runOn[B any](ctx context.Context, s spreading, task Task[B], o Options, rep
 		}
 	}
 	if s.cfg.DiLoCo > 0 {
-		task.Strategy = onIslands(s.cfg, task.Strategy)
+		whole, err := o.resolve(task.Name, task.Samples)
+		if err != nil {
+			return settled(err)
+		}
+		task.Strategy = onIslands(s.cfg, whole.Steps, task.Strategy)
 	}
 	return Run(ctx, group, task, o, report)
 }

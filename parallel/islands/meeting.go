@@ -222,7 +222,7 @@ func (i *Island) absent(err error) (who []int) {
 func (i *Island) compare(b beginning, mine card) error {
 	switch {
 	case b.Settings != mine.Settings:
-		return i.errorf("island %d has the settings %s, and this one %s: give all islands the same", b.By, b.Settings, mine.Settings)
+		return i.errorf("island %d has the settings %s, and this one %s: give all islands the same, and start a new store if a run is to go on with other settings", b.By, b.Settings, mine.Settings)
 	case b.Parts != mine.Parts:
 		return i.errorf("island %d exchanges in %d parts, and this one in %d: spread the model over as many ranks on all islands", b.By, b.Parts, mine.Parts)
 	case b.Standing.Next == mine.Standing.Next && !b.begun && b.Standing.Digest != mine.Standing.Digest:
