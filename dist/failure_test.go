@@ -269,7 +269,11 @@ func TestRankThatLeaves(t *testing.T) {
 // from whichever comes first.
 func TestMessageToAnyOutlivesItsSender(t *testing.T) {
 	t.Parallel()
-	for range 20 {
+	times := 20
+	if testing.Short() {
+		times = 5
+	}
+	for range times {
 		onEveryTransport(t, []int{3}, func(ctx context.Context, g *Group) error {
 			if g.Rank() != 0 {
 				return g.Send(ctx, number(float64(g.Rank())), 0)

@@ -111,7 +111,11 @@ func groupsAtOnce(ctx context.Context, g *Group) error {
 
 func TestGroupsAtOnce(t *testing.T) {
 	t.Parallel()
-	onEveryTransport(t, []int{1, 2, 3, 5}, groupsAtOnce)
+	ranks := []int{1, 2, 3, 5}
+	if testing.Short() {
+		ranks = []int{2, 5}
+	}
+	onEveryTransport(t, ranks, groupsAtOnce)
 }
 
 // splitAndNest splits the world by parity in reversed order, splits the halves
@@ -359,9 +363,13 @@ func TestManyGroupsLeaveNothing(t *testing.T) {
 		}
 		return len(entries)
 	}
+	groups := 200
+	if testing.Short() {
+		groups = 40
+	}
 	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
 		var fds, maps int
-		for i := range 202 {
+		for i := range 2 + groups {
 			if i == 2 { // what the first take for good
 				if err := g.Barrier(ctx); err != nil {
 					return err

@@ -41,7 +41,7 @@ func TestLawOfMeshes(t *testing.T) {
 	}
 	seed, n := seeded.Of(t), *numDraws
 	if testing.Short() {
-		n = min(n, 15)
+		n = min(n, 8)
 	}
 	count, rounded, ties, refused := make(map[string]int), 0, 0, 0
 	for i := range n {

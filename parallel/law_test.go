@@ -50,7 +50,7 @@ func TestLaw(t *testing.T) {
 	}
 	seed, n := seeded.Of(t), *numDraws
 	if testing.Short() {
-		n = min(n, 25)
+		n = min(n, 15)
 	}
 	count, rounded := make(map[string]int), 0
 	for i := range n {
