@@ -68,6 +68,9 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
+	if man := newManCommand(root); man != nil {
+		root.AddCommand(man)
+	}
 	last := groups[len(groups)-1].title
 	root.SetHelpCommandGroupID(last)
 	root.SetCompletionCommandGroupID(last)
