@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -311,6 +312,7 @@ func (r *lmRun) checksum() (string, error) {
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	err := models.EachHuggingFace(r.outline, func(s nn.NamedTensor) error {
 		_, err := h.Write(s.Tensor.Buffer().Data)
+		runtime.KeepAlive(s.Tensor)
 		return err
 	}, r.outlineIn...)
 	return fmt.Sprintf("%08x", h.Sum32()), err

@@ -5,6 +5,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -116,6 +117,7 @@ func carry(into, from nn.NamedTensors, plan func(name string) carried) error {
 				return fmt.Errorf("tensor %s is %v, that of the model %v", s.Name, s.Tensor.Shape(), was.Shape())
 			}
 			copy(s.Tensor.Buffer().Data, was.Buffer().Data)
+			runtime.KeepAlive(was)
 			continue
 		}
 		if err := carryParts(s.Tensor, was, p); err != nil {

@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"math"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -207,6 +208,7 @@ func checkRanksMemory(ctx context.Context, task string, model any, c SharedConfi
 			return errors.New(strings.TrimRight(string(t), "\x00"))
 		}
 	}
+	runtime.KeepAlive(texts)
 	return nil
 }
 

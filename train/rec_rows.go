@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 
 	"github.com/cohort-ml/cohort/data"
@@ -171,6 +172,7 @@ func (d *dealtRows) deal(ctx context.Context, order *data.Stream, pass int, at i
 			round.rows[key], in = takeRow(in, schema), in[width:]
 		}
 	}
+	runtime.KeepAlive(got) // its memory goes to another tensor when nobody holds it
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for len(d.rounds) > 0 && d.rounds[0].end <= at {

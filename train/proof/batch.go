@@ -5,6 +5,7 @@ package proof
 import (
 	"math"
 	"reflect"
+	"runtime"
 	"slices"
 	"unsafe"
 
@@ -222,4 +223,5 @@ func addTensor(rows []uint64, t *tensor.Tensor) {
 		rows = rows[:1]
 	}
 	foldEach(rows, data)
+	runtime.KeepAlive(host)
 }

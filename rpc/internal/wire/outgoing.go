@@ -5,6 +5,7 @@ package wire
 import (
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,7 +209,9 @@ func (m *Outgoing) Write(conn *transport.Conn, turns *atomic.Uint64) error {
 	for _, t := range m.dense {
 		m.vec = append(m.vec, t.Buffer().Data)
 	}
-	return conn.WriteFrame(m.Kind, m.vec...)
+	err := conn.WriteFrame(m.Kind, m.vec...)
+	runtime.KeepAlive(m)
+	return err
 }
 
 func (m *Outgoing) writePieces(conn *transport.Conn, turns *atomic.Uint64) error {
@@ -227,5 +230,6 @@ func (m *Outgoing) writePieces(conn *transport.Conn, turns *atomic.Uint64) error
 			b = b[n:]
 		}
 	}
+	runtime.KeepAlive(m)
 	return nil
 }
