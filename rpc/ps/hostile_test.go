@@ -203,6 +203,9 @@ func TestGiantStep(t *testing.T) {
 	if _, err := pushMethod.Call(t.Context(), client.remotes[0].opened(), args); KindOf(err) != KindOrder {
 		t.Errorf("a push for step 2^32: %v", err)
 	}
+	if err := client.Begin(t.Context(), 1<<32); KindOf(err) != KindOrder {
+		t.Errorf("a beginning at step 2^32: %v", err)
+	}
 	if err := client.Push(t.Context(), one("a", 5, -1)); err != nil {
 		t.Fatal(err)
 	}

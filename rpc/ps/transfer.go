@@ -76,7 +76,7 @@ func (s *state) applyBeginning(e *beginning) error {
 		s.rates[i] = 0
 	}
 	clear(s.pending)
-	s.batch, s.step, s.applied = nil, uint64(e.step), e.step
+	s.batch, s.ahead, s.step, s.applied = nil, 0, uint64(e.step), e.step
 	for w := range s.next {
 		s.next[w], s.left[w] = e.step, false
 	}
@@ -99,8 +99,8 @@ func (s *Server) begin(ctx context.Context, in beginArgs) (struct{}, error) {
 	if no := s.isMet(in.Life); no != nil {
 		return struct{}{}, no
 	}
-	if in.Step < 0 || in.Step > 1<<40 {
-		return struct{}{}, s.errorf(KindOrder, "step %d to begin with: want 0 or more", in.Step)
+	if in.Step < 0 || in.Step >= maxSteps {
+		return struct{}{}, s.errorf(KindOrder, "step %d to begin with: want 0 to %d", in.Step, maxSteps-1)
 	}
 	return struct{}{}, s.do(ctx, &request{worker: -1, other: &beginning{in.Step}})
 }

@@ -88,11 +88,11 @@ func parseBlock(b []byte, rest int64) (h blockHead, size int64, err error) {
 		row:     int(binary.LittleEndian.Uint32(b[12:])),
 		state:   int(binary.LittleEndian.Uint32(b[16:])),
 	}
-	size = blockHeader + int64(h.records)*(recordHeader+int64(h.row)+int64(h.state))
-	if string(b[:4]) != blockMagic || h.records == 0 || size > rest || size/int64(h.records) > rest {
+	each := recordHeader + int64(h.row) + int64(h.state)
+	if string(b[:4]) != blockMagic || h.records == 0 || each > (rest-blockHeader)/int64(h.records) {
 		return h, 0, fmt.Errorf("no block of rows begins there")
 	}
-	return h, size, nil
+	return h, blockHeader + int64(h.records)*each, nil
 }
 
 // each gives the records of a block to fn. Their bytes are those of b.
