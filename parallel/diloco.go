@@ -38,8 +38,8 @@ type DiLoCoOptions struct {
 	// lets islands drift apart.
 	Mix float64
 
-	LR       float64 // of the outer optimizer; 0 is 0.7
-	Momentum float64 // Nesterov's, of the outer optimizer; 0 is 0.9, and -1 is none
+	LR       float64 // of the outer optimizer; 0 is DefaultOuterLR
+	Momentum float64 // Nesterov's, of the outer optimizer; 0 is DefaultOuterMomentum, and -1 is none
 	// Average makes each exchange the mean of the parameters (local SGD), and not a step of an
 	// outer optimizer: LR is 1, and there is no momentum.
 	Average bool
@@ -50,6 +50,14 @@ type DiLoCoOptions struct {
 	// filled in.
 	Islands islands.Config
 }
+
+// The defaults of the outer optimizer. With them the outer parameters move 1.6 times as far as the
+// islands, where these go on in one direction. DiLoCo's paper has 0.7 and 0.9, for large batches and
+// hundreds of steps between exchanges: seven times as far.
+const (
+	DefaultOuterLR       = 0.8
+	DefaultOuterMomentum = 0.5
+)
 
 // resolve fills in the defaults.
 func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
@@ -84,7 +92,7 @@ func (o DiLoCoOptions) resolve() (DiLoCoOptions, error) {
 		o.LR = 1
 		return o, nil
 	}
-	o.LR, o.Momentum = cmp.Or(o.LR, 0.7), cmp.Or(o.Momentum, 0.9)
+	o.LR, o.Momentum = cmp.Or(o.LR, DefaultOuterLR), cmp.Or(o.Momentum, DefaultOuterMomentum)
 	if o.Momentum == -1 {
 		o.Momentum = 0
 	}

@@ -36,7 +36,7 @@ type IslandConfig struct {
 
 // islandDefaults returns the defaults of these settings.
 func islandDefaults() IslandConfig {
-	return IslandConfig{DiLoCoFragments: 1, DiLoCoLR: 0.8, DiLoCoMomentum: 0.5, DiLoCoSilence: islands.DefaultSilence.Seconds()}
+	return IslandConfig{DiLoCoFragments: 1, DiLoCoLR: parallel.DefaultOuterLR, DiLoCoMomentum: parallel.DefaultOuterMomentum, DiLoCoSilence: islands.DefaultSilence.Seconds()}
 }
 
 // validateIslands reports the first of these settings that makes no sense.

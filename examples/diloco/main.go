@@ -62,7 +62,7 @@ func train(ctx context.Context, g *dist.Group, s store.Store, i int) error {
 		return err
 	}
 	model, err := parallel.NewDiLoCo(inner, g, parallel.DiLoCoOptions{
-		Every: *every, LR: 0.8, Momentum: 0.5,
+		Every:   *every,
 		NoDelay: *at == "", // within a process nothing is slow; over a link an exchange goes on beside the next steps
 		Islands: islands.Config{Store: s, Island: i, Islands: *number},
 	})

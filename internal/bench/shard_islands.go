@@ -80,7 +80,7 @@ func newIslands(ctx context.Context, model any, group *dist.Group, every int) (d
 		return nil, err
 	}
 	d, err = parallel.NewDiLoCo(inner, alone, parallel.DiLoCoOptions{
-		Every: every, LR: 0.8, Momentum: 0.5,
+		Every:   every,
 		Islands: islands.Config{Store: s, Island: group.Rank(), Islands: group.Size()},
 	})
 	if err != nil {
