@@ -4,8 +4,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,23 +18,36 @@ import (
 
 // doctorFlags are the flags of cohort doctor.
 type doctorFlags struct {
-	asJSON bool
-	o      doctor.Options
+	asJSON   bool
+	o        doctor.Options
+	hosts    string
+	hostFile string
+	via      string
+	remote   string
+	probe    bool
 }
 
 func newDoctorCommand() *cobra.Command {
 	f := &doctorFlags{}
 	cmd := &cobra.Command{
-		Use:   "doctor [RUN_DIR|FILE]",
+		Use:   "doctor [RUN_DIR|FILE] [--hosts A,B]",
 		Short: "Find what keeps a job from running, or makes it slow",
 		Long: `Examine this host, and print each finding with the reason why it matters and the
 command that mends it. With a directory, read the logs, error files and flight
 records of a run that has failed, and name known causes.
 
+With --hosts or --hostfile, examine several hosts and the network between them. A
+process is started on each host by ssh, or by the command of --via: in a batch job of
+Slurm for example --via 'srun -N1 -n1 --overlap -w'. It needs this program at the same
+path on each host, or at the one that --remote-cohort names, and nothing else. Hosts
+are asked over that process's standard input, so that a firewall between them, or a
+name that leads elsewhere, is found and hinders nothing.
+
 The exit code is 0 if nothing was found, 1 with findings, and 2 if the examination
 itself could not run.`,
 		Example: `  cohort doctor --ranks 8 --dir out
-  cohort doctor logs`,
+  cohort doctor logs
+  cohort doctor --hosts node1,node2,node3 --ranks 8 --dir /data/out`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("doctor takes one directory or file of a run, got %q", args)}
@@ -46,8 +61,18 @@ itself could not run.`,
 			if f.o.Port < 0 || f.o.Port > 65535 {
 				return usageError{fmt.Errorf("--port %d: want 0 to 65535", f.o.Port)}
 			}
+			several := f.hosts != "" || f.hostFile != ""
 			if len(args) == 1 {
+				if several {
+					return usageError{errors.New("doctor: a run and hosts are two examinations: give one of them")}
+				}
 				return f.readRun(cmd, args[0])
+			}
+			if f.probe {
+				return doctor.Host{Version: version(debug.ReadBuildInfo())}.Serve(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+			}
+			if several {
+				return f.examine(cmd)
 			}
 			f.o.World = f.o.Ranks
 			facts := doctor.Collect(cmd.Context(), f.o)
@@ -65,7 +90,13 @@ itself could not run.`,
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object, with all that was read")
 	fl.IntVar(&f.o.Ranks, "ranks", 1, "ranks that the job will have on a host")
 	fl.IntVar(&f.o.Port, "port", doctor.DefaultPort, "port at which rank 0 will listen; 0: do not look")
-	fl.StringVar(&f.o.Dir, "dir", "", "`DIR` for checkpoints and logs (default: the working directory)")
+	fl.StringVar(&f.o.Dir, "dir", "", "`DIR` for checkpoints and logs, which several hosts should share (default: the working directory)")
+	fl.StringVar(&f.hosts, "hosts", "", "examine these `HOSTS`, as cohort run --hosts has them: a,b:4 or node[01-16]")
+	fl.StringVar(&f.hostFile, "hostfile", "", "examine the hosts in `FILE`, one a line")
+	fl.StringVar(&f.via, "via", "", "`COMMAND` that runs another one on a host; both stand behind it (default: ssh)")
+	fl.StringVar(&f.remote, "remote-cohort", "", "`PATH` of this program on the hosts (default: its path here)")
+	fl.BoolVar(&f.probe, "probe", false, "answer the requests of another cohort doctor on standard input")
+	_ = fl.MarkHidden("probe")
 	return cmd
 }
 

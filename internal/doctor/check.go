@@ -8,8 +8,9 @@ type Check struct {
 	What string // what is looked at, and what is a finding
 	Why  string // why it matters
 	Mend string // how to mend it; findings have the exact command
-	// one judges one host.
-	one func(f *Facts) []Finding
+	// one judges one host, hosts several. A check has one of them or both.
+	one   func(f *Facts) []Finding
+	hosts func(s *Survey) []Finding
 }
 
 // Checks returns the table of checks.
@@ -19,9 +20,9 @@ func Checks() []Check {
 			Mend: "`ip link set dev lo up`, or let the firewall accept the interface lo.", one: judgeLoopback},
 		{Name: "localhost", What: "The name localhost leads to 127.0.0.1 or ::1.", Why: "Jobs on one host meet at localhost.",
 			Mend: "Add the line `127.0.0.1 localhost` to the file of host names.", one: judgeLocalhost},
-		{Name: "own name", What: "The host's own name leads to an address, and in less than a second.",
+		{Name: "own name", What: "The host's own name leads to an address, and in less than a second. Between hosts it leads to no loopback address.",
 			Why:  "PyTorch's ranks (Gloo) and MPI announce the address of the host's name. A loopback address such as 127.0.1.1 leads every other host to itself.",
-			Mend: "Give the host its own address in the file of host names.", one: judgeOwnName},
+			Mend: "Give the host its own address in the file of host names.", one: judgeOwnName, hosts: judgeOwnNames},
 		{Name: "master port", What: "The port of rank 0 is free.", Why: "The ranks meet at this port.", Mend: "`--master-port` with another port, or end the program that has it.", one: judgePort},
 		{Name: "port range", What: "The system has at least 4,096 ports for connections.", Why: "Each pair of ranks needs ports of this range.", Mend: "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'`", one: judgePortRange},
 		{Name: "interface variable", What: "Interfaces that variables name exist on this host.", Why: "Ranks that are bound to a missing interface cannot be reached.",
@@ -41,6 +42,21 @@ func Checks() []Check {
 		{Name: "disk writes", What: "Files can be written there, and a small write is durable within half a second.", Why: "A checkpoint waits until it is durable.", Mend: "Mount the disk for writing, or choose another directory.", one: judgeWrites},
 		{Name: "programs in tmp", What: "Programs can run from the directory for temporary files.", Why: "cohort run builds Go packages there, and PyTorch compiles kernels there.", Mend: "`mount -o remount,exec DIR`, or another `TMPDIR`", one: judgeNoExec},
 		{Name: "gpus", What: "nvidia-smi answers, GPUs that variables name exist, and each GPU has most of its memory free.", Why: "A rank without its GPU ends, or computes on the processor.", Mend: "Load the driver again after an update, correct the variable, or end the other program.", one: judgeGPUs},
+
+		{Name: "interfaces", What: "Between hosts, an interface other than lo is up and has an address.", Why: "Other hosts cannot reach a host without one.", Mend: "`ip link set dev NAME up`", hosts: judgeInterfaces},
+		{Name: "master address", What: "MASTER_ADDR is no loopback address if there are several hosts.", Why: "Each host then waits for itself.", Mend: "`export MASTER_ADDR=` and the address of the first host", hosts: judgeMasterAddr},
+		{Name: "hosts", What: "Each host answers, has the same version of this program, and is named once.", Why: "A job starts when all of its hosts have come.", Mend: "Findings say what the host has answered.", hosts: judgeAnswers},
+		{Name: "names", What: "The name of each host leads to that host, on all hosts.", Why: "The ranks look for rank 0 by a name.", Mend: "Give all hosts the same file of host names, or use addresses.", hosts: judgeNames},
+		{Name: "reachability", What: "Each host can connect to each other host, in both directions, and the right host answers.", Why: "Each rank connects to others at ports that the system chooses.",
+			Mend: "Accept connections of these hosts in the firewall.", hosts: judgeReach},
+		{Name: "large packets", What: "Large messages arrive where small ones do.", Why: "Where a switch has a smaller MTU than the hosts, small messages arrive and large ones vanish: jobs start and hang in their first collective.",
+			Mend: "`ip link set dev NAME mtu 1500`", hosts: judgeLarge},
+		{Name: "rate", What: "No pair of hosts has less than 200 Mbit/s, or less than 1 Gbit/s and a quarter of the usual rate.", Why: "The slowest link sets the pace of all ranks.", Mend: "Look at cable, port and other traffic of the named host.", hosts: judgeRates},
+		{Name: "latency", What: "No pair of hosts has a round trip of more than 5 ms, if the others have less than a fifth of it.", Why: "Small collectives take several round trips.", Mend: "Put all hosts into the same network.", hosts: judgeLatency},
+		{Name: "clocks", What: "The clocks of the hosts differ by less than half a second.", Why: "Certificates, leases and the order of log lines depend on the time.", Mend: "`chronyc makestep`", hosts: judgeClocks},
+		{Name: "same directory", What: "A file that one host makes in the directory for checkpoints is seen by the others (with `--dir`).", Why: "A checkpoint of several hosts is one directory.", Mend: "Mount the same file system on all hosts.", hosts: judgeShared},
+		{Name: "slow host", What: "No host computes at less than half of the usual rate.", Why: "All ranks wait for the slowest.", Mend: "Look for other programs, limits and temperature on the named host.", hosts: judgeSlowHosts},
+		{Name: "differences", What: "Versions, limits, interfaces and settings of the kernel are equal, by the rules of `cohort env diff`.", Why: "What runs on one host fails or differs on another.", Mend: "Findings have the command for each difference.", hosts: judgeDifferences},
 	}
 }
 

@@ -42,6 +42,7 @@ func Collect(ctx context.Context, o Options) *Facts {
 	waits.Go(func() { f.Print = fingerprint.Collect(ctx, fingerprint.Options{Environ: os.Environ()}) })
 	waits.Go(func() { f.collectDisks() })
 	waits.Go(func() { f.collectNames(ctx) })
+	waits.Go(func() { f.Filter = collectFilter(ctx) })
 	waits.Go(func() {
 		l := devices.Find(ctx)
 		f.GPUs = l.GPUs

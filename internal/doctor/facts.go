@@ -26,6 +26,7 @@ type Facts struct {
 	Disks      []Disk      `json:"disks,omitempty"`
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	Lookups    []Lookup    `json:"lookups,omitempty"`
+	Filter     Filter      `json:"filter"`
 	// Loopback is the error of a connection from this host to itself by 127.0.0.1, "" if
 	// it works.
 	Loopback string `json:"loopback,omitempty"`

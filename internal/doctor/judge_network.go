@@ -12,9 +12,10 @@ import (
 	"github.com/cohort-ml/cohort/internal/fingerprint"
 )
 
-// hostsFile is what names are mended in. It may be a mount, so it is written in place.
+// mendHosts is the command that adds a line to the file of host names, and takes a name out
+// of all others. The file may be a mount, so it is written in place.
 func mendHosts(line, drop string) string {
-	return fmt.Sprintf("{ grep -vw -e '%s' /etc/hosts; echo '%s'; } > /tmp/hosts.new; cat /tmp/hosts.new > /etc/hosts", drop, line)
+	return fmt.Sprintf(`{ awk '{for(i=2;i<=NF;i++)if($i=="%s")$i="";$0=$0} NF!=1' /etc/hosts; echo '%s'; } > /tmp/hosts.new; cat /tmp/hosts.new > /etc/hosts`, drop, line)
 }
 
 func judgeLoopback(f *Facts) []Finding {
