@@ -190,8 +190,15 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 	if err := f.fromEnvironment(set); err != nil {
 		return cfg, nil, err
 	}
+	place, err := f.fromPlace(set)
+	if err != nil {
+		return cfg, nil, err
+	}
 	if cfg, notices, err = f.torchrunFlags.config(set); err != nil {
 		return cfg, nil, err
+	}
+	if place != "" {
+		notices = append([]string{place}, notices...)
 	}
 	cfg.Exclusive, cfg.Survivors, cfg.Notice = true, f.survivors, f.notice
 	if f.tokenFile != "" {

@@ -44,7 +44,8 @@ type torchrunFlags struct {
 	minNodes, maxNodes int
 	rdzvConf           map[string]string
 	set                *pflag.FlagSet
-	pet                map[string]bool // flags that a variable has set
+	pet                map[string]bool   // flags that a variable has set
+	placed             map[string]string // flags that a scheduler has set, with what it says
 }
 
 // elsewhere has the flags of torchrun without a counterpart, and what to do instead.
@@ -155,6 +156,8 @@ func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {
 func (f *torchrunFlags) given(name string) string {
 	flag := f.set.Lookup(name)
 	switch {
+	case f.placed[name] != "":
+		return f.placed[name]
 	case f.pet[name]:
 		return envvar.PET(name).Assign(flag.Value.String())
 	case flag.Value.Type() == "bool":
