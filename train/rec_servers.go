@@ -44,6 +44,9 @@ type servedTable struct {
 // serve gives the tables of the run's recommender to servers. closing ends that.
 func (r *recRun) serve(ctx context.Context) (t *servedTables, closing func(failed bool) error, err error) {
 	phaseOf(ctx).enter("reaching the parameter servers")
+	if err := r.unclaimed(ctx); err != nil {
+		return nil, nil, err
+	}
 	model := r.recommender.Model
 	schemas := r.cfg.schemas(model)
 	numRows := map[string]int{}
@@ -70,6 +73,21 @@ func (r *recRun) serve(ctx context.Context) (t *servedTables, closing func(faile
 		_ = t.mesh.Close()
 		return end(failed)
 	}, nil
+}
+
+// unclaimed returns an error if another run is at work in the run's directory, whose servers
+// may have their rows there.
+func (r *recRun) unclaimed(ctx context.Context) error {
+	var err error
+	if r.cfg.PS > 0 && r.axes.World.Rank() == 0 {
+		var release func()
+		if release, err = claim(ctx, r.cfg.Out); err == nil {
+			release()
+		} else {
+			err = settled(fmt.Errorf("servers cannot keep rows in %s: %w", r.cfg.Out, err))
+		}
+	}
+	return together(ctx, r.axes.World, err)
 }
 
 // cut says which rows of each table are this rank's in a checkpoint.

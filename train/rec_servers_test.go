@@ -11,7 +11,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
@@ -229,6 +231,57 @@ func TestStaleRows(t *testing.T) {
 	}
 	if d := g[0].Value - w[0].Value; d < -0.01 || d > 0.01 {
 		t.Errorf("the AUC is %v, without servers %v", g[0].Value, w[0].Value)
+	}
+}
+
+// TestServerLost: a server that ends and does not come back ends the run on all ranks, with its
+// number. The checkpoint before is whole, and the run goes on from it with other servers.
+func TestServerLost(t *testing.T) {
+	cfg := servedRec(smallRec(t), 2, 0)
+	cfg.Epochs, cfg.patience = 0.5, 2*time.Second
+	var end func() error
+	cfg.StartServers = func(ctx context.Context, o ServersOptions) (addrs []string, stop func() error, err error) {
+		addrs, stop, err = inProcess(ctx, o)
+		end = sync.OnceValue(stop)
+		return addrs, end, err
+	}
+	lost := newLog()
+	lost.onStep = func(step int) {
+		if step == 31 {
+			_ = end()
+		}
+	}
+	err := trainSummed(t.Context(), cfg, 2, lost)
+	if err == nil || !strings.Contains(err.Error(), "ps: server ") {
+		t.Errorf("the run ended with %v, want an error that names a server", err)
+	}
+	whole := cfg
+	cfg.StartServers, cfg.patience = inProcess, 0
+	if err := trainSummed(t.Context(), cfg, 2, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	whole.Out, whole.PS = t.TempDir(), 0
+	if err := trainSummed(t.Context(), whole, 2, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	wantSameTensors(t, savedTensors(t, cfg), savedTensors(t, whole))
+}
+
+// TestServersOfAnotherRun: a run that finds another one at work in its directory starts no
+// servers, which would take the place of the other's.
+func TestServersOfAnotherRun(t *testing.T) {
+	cfg := servedRec(smallRec(t), 1, 0)
+	cfg.StartServers = func(context.Context, ServersOptions) ([]string, func() error, error) {
+		t.Error("servers were started")
+		return nil, nil, errors.New("never")
+	}
+	release, err := checkpoint.Claim(cfg.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := trainSummed(t.Context(), cfg, 2, newLog()); err == nil || !strings.Contains(err.Error(), "servers cannot keep rows in") {
+		t.Errorf("the run ended with %v", err)
 	}
 }
 

@@ -3,12 +3,14 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -24,6 +26,8 @@ type ServerConfig struct {
 	Staleness int      `json:"staleness" run:"here" usage:"with servers: steps that the rows of a pull may be behind; from 1 on, rows are pulled during the step before; 0: none, the run computes what it computes without servers"`
 
 	StartServers StartServers `json:"-"` // of rank 0
+
+	patience time.Duration // with a server that does not answer; 0: ps.DefaultTimeout
 
 	ahead int // batches whose rows are asked for ahead; 0: one, with Staleness
 }
@@ -162,7 +166,8 @@ func (c ServerConfig) dial(ctx context.Context, group *dist.Group, addrs []strin
 	if err != nil {
 		return nil, nil, err
 	}
-	client, err := ps.Dial(ctx, agent, ps.At(addrs...), ps.WithTables(tables...), ps.WithWorker(group.Rank(), group.Size(), c.consistency()))
+	client, err := ps.Dial(ctx, agent, ps.At(addrs...), ps.WithTables(tables...), ps.WithWorker(group.Rank(), group.Size(), c.consistency()),
+		ps.WithTimeout(cmp.Or(c.patience, ps.DefaultTimeout)))
 	if err != nil {
 		return nil, func(bool) error { return agent.Close() }, err
 	}

@@ -132,7 +132,7 @@ func (r *runServers) serve(index int, listen string, begun func(addr string)) er
 	}}
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, r.exe, "ps", "serve", "--index", strconv.Itoa(index), "--servers", strconv.Itoa(r.o.Count),
-		"--listen", listen, "--dir", filepath.Join(r.dir, strconv.Itoa(index)), "--snapshot-every", "5m")
+		"--listen", listen, "--dir", filepath.Join(r.dir, strconv.Itoa(index)))
 	cmd.Env = append(envvar.OutsideJob(os.Environ()), string(envvar.Token)+"="+r.o.Token)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = stdout, &stderr, 5*time.Second
 	endWithParent(cmd)
