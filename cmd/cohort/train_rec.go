@@ -48,7 +48,7 @@ back with its rows. With --staleness the rows of a step are pulled during the st
 before, and may lack that many steps.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
-  cohort train rec --ps 2 --staleness 1
+  cohort train rec --ps 2
   cohort train rec --data clicks.csv --label clicked --print-config
   cohort train rec --data ratings.csv --model mf --label rating --positive 4 \
       --categories user_id,item_id`,
