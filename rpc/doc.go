@@ -46,6 +46,7 @@
 //   - agent.go, options.go, peer.go: agents, how they begin, and their peers
 //   - method.go, call.go, future.go: methods, and the caller's side of a call
 //   - serve.go, server.go, incoming.go: services, and the handler's side of a call
+//   - lazy.go: tensors that are computed while they are written
 //   - concurrency.go: how many calls run, wait, or are answered later
 //   - context.go: the context of a handler
 //   - stream.go: streams

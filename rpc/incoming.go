@@ -193,7 +193,9 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	if in.method.transient && a.hook == nil && in.keep == nil {
 		msg.Gone = append(msg.Gone, func(error) {
 			for _, t := range msg.Tensors {
-				t.Free()
+				if t != nil { // it is no LazyTensor
+					t.Free()
+				}
 			}
 			in.freeArgs()
 		})

@@ -50,6 +50,7 @@ type Conn struct {
 	wmu    sync.Mutex
 	werr   error // a write that failed part way leaves no place to go on from
 	gather []byte
+	made   []byte // for what is made while it is written
 	vec    [][]byte
 	rest   net.Buffers // the part of vec not yet written; a field so that it does not escape per call
 }
@@ -172,6 +173,47 @@ func (c *Conn) Write(p []byte) (int, error) {
 	sending()
 	n, err := c.nc.Write(p)
 	return n, c.wrote("write", err)
+}
+
+// madePiece is about how many bytes of what is made while it is written are made at once.
+const madePiece = 64 << 10
+
+// madeWriter is a connection in whose own memory bytes can be made.
+type madeWriter interface {
+	writeMade(n, unit int, fill func(p []byte, at int) error) error
+}
+
+// WriteMade writes n bytes that fill makes while those before are on their way: a multiple of
+// unit bytes in each call, from at on. Where the connection has memory of its own, fill
+// writes there.
+func (c *Conn) WriteMade(n, unit int, fill func(p []byte, at int) error) error {
+	if unit <= 0 || n%unit != 0 {
+		return c.fail("write", fmt.Errorf("%d bytes in units of %d", n, unit))
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.werr != nil {
+		return c.werr
+	}
+	if m, ok := c.nc.(madeWriter); ok {
+		return c.wrote("write", m.writeMade(n, unit, fill))
+	}
+	sending()
+	piece := min(n, max(unit, 2*madePiece/unit*unit))
+	if cap(c.made) < piece {
+		c.made = make([]byte, piece)
+	}
+	for at := 0; at < n; at += piece {
+		p := c.made[:min(piece, n-at)]
+		err := fill(p, at)
+		if err == nil {
+			_, err = c.nc.Write(p)
+		}
+		if err != nil {
+			return c.wrote("write", err)
+		}
+	}
+	return nil
 }
 
 // Read reads bytes whatever frame they belong to.

@@ -360,6 +360,52 @@ func (l *memoryLink) send(p []byte, last bool) (int, error) {
 	}
 }
 
+// writeMade implements [madeWriter]: fill writes into the ring.
+func (l *memoryLink) writeMade(n, unit int, fill func(p []byte, at int) error) error {
+	if !l.enter() {
+		return net.ErrClosed
+	}
+	defer l.leave()
+	if unit > ringSize/4 {
+		return fmt.Errorf("bytes in units of %d, at most %d", unit, ringSize/4)
+	}
+	for at := 0; at < n; {
+		piece := min(n-at, max(unit, madePiece/unit*unit))
+		p, err := l.out.span(piece, unit)
+		if err != nil {
+			return err
+		}
+		switch {
+		case p != nil:
+			if err := fill(p, at); err != nil {
+				return err
+			}
+			at += len(p)
+			l.out.count += uint64(len(p))
+			l.untold += len(p)
+			p = nil
+		case l.out.tail() < unit: // it lies on both sides of the ring's end
+			p = make([]byte, unit)
+			if err := fill(p, at); err != nil {
+				return err
+			}
+			at += unit
+		default:
+			enough := max(unit, piece/4)
+			if err := l.awaitPeer(func() (bool, error) {
+				n, err := l.out.room(enough)
+				return n >= enough, err
+			}); err != nil {
+				return err
+			}
+		}
+		if _, err := l.send(p, true); err != nil { // tells, and looks whether the peer is there
+			return err
+		}
+	}
+	return nil
+}
+
 // tell lets the peer know of what has been put, and wakes it if it waits for that.
 func (l *memoryLink) tell() {
 	if l.untold == 0 {

@@ -123,6 +123,21 @@ func (r *ring) put(p []byte) (int, error) {
 	return n, nil
 }
 
+// span returns room in one piece, of a multiple of unit bytes up to most, nil if there is
+// none. What is written there is on its way when count has grown.
+func (r *ring) span(most, unit int) ([]byte, error) {
+	n, err := r.room(most)
+	at := int(r.count % ringSize)
+	n = min(n, most, ringSize-at) / unit * unit
+	if n == 0 {
+		return nil, err
+	}
+	return r.data[at:][:n:n], nil
+}
+
+// tail returns the bytes from the next one to be written to the ring's end.
+func (r *ring) tail() int { return ringSize - int(r.count%ringSize) }
+
 // shortSleep is up to how long a thread sleeps with all that it holds: the runtime
 // would else give its turn to another thread, and both would fight for it at the
 // end. The runtime's signals end such a sleep.

@@ -23,128 +23,6 @@ type counts struct{ pulls, pulledRows, pushes, pushedRows, refused atomic.Uint64
 // maxParts bounds the parts of a request.
 const maxParts = 1 << 14
 
-// pull answers a request for rows.
-func (s *Server) pull(ctx context.Context, in pullArgs) (pullReply, error) {
-	if no := s.isMet(in.Life); no != nil {
-		return pullReply{}, no
-	}
-	v, err := s.await(ctx, in.Worker, in.Step)
-	if err != nil {
-		return pullReply{}, err
-	}
-	done, no := s.reads()
-	if no != nil {
-		return pullReply{}, no
-	}
-	defer done()
-	out := pullReply{Step: v.applied, Behind: v.behind(in.Step), Rows: make([]*tensor.Tensor, len(in.Parts))}
-	if len(in.Parts) > maxParts {
-		return pullReply{}, s.errorf(KindKeys, "a pull of %d parts: want %d at most", len(in.Parts), maxParts)
-	}
-	if no := s.checkSize(v, in.Parts); no != nil {
-		return pullReply{}, no.by(in.Worker, in.Step)
-	}
-	for i, p := range in.Parts {
-		t, no := s.gather(v, p)
-		if no != nil {
-			return pullReply{}, no.by(in.Worker, in.Step)
-		}
-		out.Rows[i] = t
-	}
-	s.counts.pulls.Add(1)
-	return out, nil
-}
-
-// maxPullBytes bounds the rows of a pull. Keys are so much smaller than rows that the limit
-// of a request does not bound the memory that its answer takes.
-const maxPullBytes = 2 << 30
-
-// checkSize refuses a pull whose answer would be too large, before memory is taken for it.
-func (s *Server) checkSize(v *view, parts []pullPart) *Error {
-	bytes := 0
-	for _, p := range parts {
-		n, ok := v.number[p.Table]
-		if !ok {
-			continue // gather says so
-		}
-		schema := &v.set.Tables[n]
-		switch {
-		case p.Offsets != nil:
-			bytes += p.Offsets.NumElems() * schema.RowBytes(tensor.Float32)
-		case p.Keys != nil:
-			bytes += p.Keys.NumElems() * schema.RowBytes(wireType(schema))
-		}
-		if bytes > maxPullBytes {
-			return s.errorf(KindKeys, "the rows of the pull take more than %d bytes: pull fewer keys at once", maxPullBytes).of(p.Table)
-		}
-	}
-	return nil
-}
-
-// gather reads the rows of a part.
-func (s *Server) gather(v *view, p pullPart) (*tensor.Tensor, *Error) {
-	n, ok := v.number[p.Table]
-	if !ok {
-		return nil, s.errorf(KindTable, "there is no such table; there are %s", tableNames(v.set.Tables)).of(p.Table)
-	}
-	schema, table := &v.set.Tables[n], v.tables[n]
-	keys, err := int64sOf(p.Keys, "keys")
-	if err != nil {
-		return nil, s.errorf(KindKeys, "%w", err).of(p.Table)
-	}
-	if no := s.checkKeys(schema, keys); no != nil {
-		return nil, no
-	}
-	s.counts.pulledRows.Add(uint64(len(keys)))
-	if p.Offsets != nil {
-		offsets, err := int64sOf(p.Offsets, "offsets")
-		if err != nil {
-			return nil, s.errorf(KindKeys, "%w", err).of(p.Table)
-		}
-		if no := checkOffsets(offsets, len(keys)); no != nil {
-			no.Server = s.index
-			return nil, no.of(p.Table)
-		}
-		out := tensor.Empty(tensor.Float32, len(offsets), schema.Width)
-		dst, err := float32sOf(out)
-		if err == nil {
-			err = table.GatherBags(dst, keys, offsets, false)
-		}
-		if err != nil {
-			return nil, s.errorf(KindKeys, "%w", err).of(p.Table)
-		}
-		return out, nil
-	}
-	out := emptyRows(schema, len(keys))
-	dst, err := bytesOf(out)
-	if err == nil {
-		err = table.Gather(dst, wireType(schema), keys)
-	}
-	if err != nil {
-		return nil, s.errorf(KindKeys, "%w", err).of(p.Table)
-	}
-	return out, nil
-}
-
-// wireType is the dtype of a table's rows on the wire.
-func wireType(t *rows.Schema) tensor.DType {
-	switch {
-	case t.Wire != 0:
-		return t.Wire
-	case t.DType != 0:
-		return t.DType
-	}
-	return tensor.Float32
-}
-
-// emptyRows returns memory for rows on the wire.
-func emptyRows(t *rows.Schema, n int) *tensor.Tensor {
-	if d := wireType(t); d != tensor.Int8 {
-		return tensor.Empty(d, n, t.Width)
-	}
-	return tensor.Empty(tensor.Uint8, n, t.Width+4)
-}
-
 // checkKeys returns what is wrong with the keys of a request.
 func (s *Server) checkKeys(t *rows.Schema, keys []int64) *Error {
 	if t.Rows > 0 {
@@ -331,26 +209,26 @@ func (s *Server) late(v *view, worker int, step int64, missing []int, after time
 }
 
 // push takes the gradients of a client.
-func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
+func (s *Server) push(ctx context.Context, in pushArgs) (pushAnswer, error) {
 	v := s.view.Load()
 	r := &request{client: in.Client, worker: in.Worker, number: in.Number}
 	if no := s.isMet(in.Life); no != nil {
-		return pushReply{}, no
+		return pushAnswer{}, no
 	}
 	defer runtime.KeepAlive(&in) // whose memory the writer reads
 	no := s.checkPushes(v, &in, r)
 	if no != nil {
 		s.counts.refused.Add(1)
 		s.refuse(in.Worker, no)
-		return pushReply{}, no
+		return pushAnswer{}, no
 	}
 	if err := s.do(ctx, r); err != nil {
-		return pushReply{}, err
+		return pushAnswer{}, err
 	}
 	s.accept(in.Worker)
 	s.counts.pushes.Add(uint64(len(r.pushes)))
 	v = s.view.Load()
-	out := pushReply{Step: v.applied, Waiting: int64(r.waited)}
+	out := pushAnswer{Step: v.applied, Waiting: int64(r.waited)}
 	if v.set.Consistency == nil || v.set.Consistency.Batch == 0 {
 		return out, nil
 	}
@@ -359,18 +237,18 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushReply, error) {
 		return v.lacksForBatch(), v.batches >= r.batch
 	})
 	if err != nil {
-		return pushReply{}, err
+		return pushAnswer{}, err
 	}
 	out.Step = v.applied
 	done, no := s.reads()
 	if no != nil {
-		return pushReply{}, no
+		return pushAnswer{}, no
 	}
 	defer done()
 	for _, p := range last.Parts {
 		t, no := s.gather(v, pullPart{Table: p.Table, Keys: p.Keys})
 		if no != nil {
-			return pushReply{}, no
+			return pushAnswer{}, no
 		}
 		out.Rows = append(out.Rows, t)
 	}

@@ -18,7 +18,9 @@ const version = 1
 var (
 	openMethod   = rpc.NewMethod[openArgs, openReply]("ps.Open")
 	pullMethod   = rpc.NewMethod[pullArgs, pullReply]("ps.Pull")
+	servedPull   = rpc.NewMethod[pullArgs, pullAnswer]("ps.Pull") // as a server has it
 	pushMethod   = rpc.NewMethod[pushArgs, pushReply]("ps.Push")
+	servedPush   = rpc.NewMethod[pushArgs, pushAnswer]("ps.Push")
 	leaveMethod  = rpc.NewMethod[leaveArgs, struct{}]("ps.Leave")
 	statusMethod = rpc.NewMethod[struct{}, Status]("ps.Status")
 	snapMethod   = rpc.NewMethod[struct{}, snapReply]("ps.Snapshot")
@@ -65,11 +67,16 @@ type pullPart struct {
 
 // pullReply has a tensor for each part: [n, width] of the table's dtype on the wire, uint8
 // [n, width+4] for int8 with the row's scale, float32 [bags, width] for bags.
-type pullReply struct {
+type pullReply = pulled[*tensor.Tensor]
+
+// pullAnswer is pullReply before it is sent.
+type pullAnswer = pulled[*rpc.LazyTensor]
+
+type pulled[T any] struct {
 	Step int64 // how many steps the server has applied
 	// Behind is how many steps before that of the pull the slowest worker has not pushed.
 	Behind int64 `rpc:"Behind,optional"`
-	Rows   []*tensor.Tensor
+	Rows   []T
 }
 
 // pushArgs are the pushes of a client behind each other. Number is that of the first.
@@ -100,9 +107,14 @@ type pushPart struct {
 // pushReply says what a server has done with the last push. With batched updates Rows are
 // the new rows of its parts. Waiting is how many keys of the updates that the pushes have
 // made had no effect: their rows begin with a later push.
-type pushReply struct {
+type pushReply = pushed[*tensor.Tensor]
+
+// pushAnswer is pushReply before it is sent.
+type pushAnswer = pushed[*rpc.LazyTensor]
+
+type pushed[T any] struct {
 	Step    int64
-	Rows    []*tensor.Tensor
+	Rows    []T
 	Waiting int64 `rpc:"Waiting,optional"`
 }
 

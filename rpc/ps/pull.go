@@ -43,19 +43,22 @@ type wanted struct {
 	schema  *rows.Schema
 	split   split
 	once    int     // number of keys, each counted once
-	at      []int64 // where each key of the request is among them; nil: they are the request's
+	at      []int32 // where each key of the request is among them; nil: they are the request's
 	bags    int     // with offsets
 	pooled  bool
 	partsAt []int // by server: the number of its part in the server's request, -1 for none
 }
 
 // Pull returns the rows of the requests, float32 [keys, width] or [bags, width], as the
-// step of the worker sees them. Keys that are wanted several times travel once, and there is
-// one request a server.
+// step of the worker sees them. Keys that are wanted several times travel once, unless there
+// are few of them. There is one request a server.
 func (c *Client) Pull(ctx context.Context, requests ...Request) ([]*tensor.Tensor, error) {
-	p, err := c.Prefetch(ctx, c.StepNumber(), requests...)
+	p, err := c.plan(ctx, c.StepNumber(), requests)
 	if err != nil {
 		return nil, err
+	}
+	if p.numAsked() > 1 {
+		p.ask()
 	}
 	return p.Wait(ctx)
 }
@@ -64,6 +67,16 @@ func (c *Client) Pull(ctx context.Context, requests ...Request) ([]*tensor.Tenso
 // them. Synchronous servers answer when the steps before have been applied. Otherwise the
 // rows are those of when the servers get the request.
 func (c *Client) Prefetch(ctx context.Context, step int64, requests ...Request) (*Pulled, error) {
+	p, err := c.plan(ctx, step, requests)
+	if err != nil {
+		return nil, err
+	}
+	p.ask()
+	return p, nil
+}
+
+// plan deals requests out to the servers, and asks none.
+func (c *Client) plan(ctx context.Context, step int64, requests []Request) (*Pulled, error) {
 	if err := c.complaint(); err != nil {
 		return nil, err
 	}
@@ -79,13 +92,26 @@ func (c *Client) Prefetch(ctx context.Context, step int64, requests ...Request) 
 		p.parts = append(p.parts, w)
 	}
 	p.ctx, p.cancel = c.limit(ctx)
-	for i, r := range c.remotes {
+	return p, nil
+}
+
+// numAsked is the number of servers that have some of the rows.
+func (p *Pulled) numAsked() int {
+	n := 0
+	for i := range p.args {
+		n += min(len(p.args[i].Parts), 1)
+	}
+	return n
+}
+
+// ask sends the requests.
+func (p *Pulled) ask() {
+	for i, r := range p.client.remotes {
 		if peer, life := r.met(); peer != nil && len(p.args[i].Parts) > 0 {
 			p.args[i].Life = life
 			p.calls[i] = pullMethod.Async(p.ctx, peer, p.args[i])
 		}
 	}
-	return p, nil
 }
 
 // want deals a request out to the servers.
@@ -109,7 +135,7 @@ func (c *Client) want(q Request, args []pullArgs) (w wanted, err error) {
 	} else {
 		keys := q.Keys
 		if !increasing(keys) {
-			keys, w.at = unique(keys)
+			keys, w.at = distinct(keys)
 		}
 		w.once = len(keys)
 		w.split = c.routing.split(keys, w.schema.Rows)
@@ -188,12 +214,17 @@ func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 			}
 			r.forget()
 		}
-		late.Go(func() {
+		fetch := func() {
 			replies[i], errs[i] = call(ctx, r, pullMethod, func(life uint64) pullArgs {
 				p.args[i].Life = life
 				return p.args[i]
 			})
-		})
+		}
+		if p.numAsked() == 1 { // this goroutine may read the answer
+			fetch()
+		} else {
+			late.Go(fetch)
+		}
 	}
 	late.Wait()
 	if err := firstOf(errs); err != nil {
@@ -201,6 +232,7 @@ func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 	}
 	c.noteBehind(replies)
 	out := make([]*tensor.Tensor, len(p.parts))
+	taken := map[*tensor.Tensor]bool{}
 	for i := range p.parts {
 		w := &p.parts[i]
 		parts := make([]*tensor.Tensor, len(c.remotes))
@@ -211,7 +243,10 @@ func (p *Pulled) wait(ctx context.Context) ([]*tensor.Tensor, error) {
 			if at >= len(replies[s].Rows) || replies[s].Rows[at] == nil {
 				return nil, c.remotes[s].unreachable("its answer lacks rows of table %q", w.schema.Name)
 			}
-			parts[s] = replies[s].Rows[at]
+			if parts[s] = replies[s].Rows[at]; taken[parts[s]] {
+				return nil, c.remotes[s].unreachable("its answer has the same tensor twice")
+			}
+			taken[parts[s]] = true
 		}
 		t, err := c.finish(w, parts)
 		if err != nil {
@@ -227,15 +262,14 @@ func (c *Client) finish(w *wanted, parts []*tensor.Tensor) (*tensor.Tensor, erro
 	if w.pooled {
 		return c.addBags(w, parts)
 	}
-	t, err := c.join(w.schema, w.split, parts, w.once)
-	if err != nil || w.at == nil {
-		return t, err
-	}
-	return t.IndexSelect(0, tensor.FromInt64(w.at)), nil
+	return c.join(w.schema, w.split, parts, w.once, w.at)
 }
 
-// join puts the rows of the servers together, in the order of the keys.
-func (c *Client) join(t *rows.Schema, s split, parts []*tensor.Tensor, n int) (*tensor.Tensor, error) {
+// join puts the rows of n keys together, in the order of the keys, or of those that at
+// lists. It takes the parts over.
+func (c *Client) join(t *rows.Schema, s split, parts []*tensor.Tensor, n int, at []int32) (*tensor.Tensor, error) {
+	from := make([][]byte, len(parts)) // rows as float32
+	all := -1                          // the server that has all
 	for i, p := range parts {
 		if p == nil {
 			if len(s.keys[i]) > 0 {
@@ -244,34 +278,62 @@ func (c *Client) join(t *rows.Schema, s split, parts []*tensor.Tensor, n int) (*
 			continue
 		}
 		rows, err := decodeRows(t, p, len(s.keys[i]))
+		if err == nil {
+			from[i], err = bytesOf(rows)
+		}
 		if err != nil {
 			return nil, c.remotes[i].unreachable("its answer is not what table %q has: %w", t.Name, err)
 		}
-		if len(s.keys[i]) == n { // it has all
-			return rows, nil
+		if rows != p {
+			p.Free()
+			parts[i] = rows
 		}
-		parts[i] = rows
+		if len(s.keys[i]) == n {
+			all = i
+		}
 	}
-	out := tensor.Empty(tensor.Float32, n, t.Width)
+	if all >= 0 && at == nil {
+		return parts[all], nil
+	}
+	size := 4 * t.Width
+	var where []place
+	if all < 0 {
+		where = make([]place, n)
+		for i, list := range s.at {
+			for j, k := range list {
+				where[k] = place{int32(i), int32(j)}
+			}
+		}
+	}
+	length := n
+	if at != nil {
+		length = len(at)
+	}
+	out := tensor.Empty(tensor.Float32, length, t.Width)
 	dst, err := bytesOf(out)
 	if err != nil {
 		return nil, err
 	}
-	size := 4 * t.Width
-	for i, p := range parts {
-		if p == nil {
-			continue
+	for i := range length {
+		p := place{int32(all), int32(i)}
+		if at != nil {
+			p.row = at[i]
 		}
-		src, err := bytesOf(p)
-		if err != nil {
-			return nil, err
+		if where != nil {
+			p = where[p.row]
 		}
-		for j, at := range s.at[i] {
-			copy(dst[int(at)*size:(int(at)+1)*size], src[j*size:])
+		copy(dst[i*size:(i+1)*size], from[p.server][int(p.row)*size:])
+	}
+	for _, p := range parts {
+		if p != nil {
+			p.Free()
 		}
 	}
 	return out, nil
 }
+
+// place is where a row is among the answers.
+type place struct{ server, row int32 }
 
 // decodeRows makes float32 of rows as they travel.
 func decodeRows(t *rows.Schema, p *tensor.Tensor, n int) (*tensor.Tensor, error) {

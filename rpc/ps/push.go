@@ -306,7 +306,7 @@ func (c *Client) Update(ctx context.Context, grads ...Gradient) ([]*tensor.Tenso
 				}
 			}
 		}
-		if out[i], err = c.join(t, c.routing.split(g.Keys, t.Rows), parts, len(g.Keys)); err != nil {
+		if out[i], err = c.join(t, c.routing.split(g.Keys, t.Rows), parts, len(g.Keys), nil); err != nil {
 			return nil, err
 		}
 	}

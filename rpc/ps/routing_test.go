@@ -5,6 +5,7 @@ package ps
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 )
@@ -76,6 +77,35 @@ func TestUnique(t *testing.T) {
 		many = append(many, i*i*7919%311-150, i<<53)
 	}
 	checkUnique(t, many)
+}
+
+// distinct gives each key once if many come again, and where it is.
+func TestDistinct(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		keys := make([]int64, r.IntN(300))
+		among := r.Int64N(2000) + 1
+		for i := range keys {
+			keys[i] = r.Int64N(among) << r.IntN(50) >> 10
+		}
+		once, at := distinct(keys)
+		sorted := slices.Compact(slices.Sorted(slices.Values(keys)))
+		again := len(keys) - len(sorted)
+		if at == nil {
+			if !slices.Equal(once, keys) || again > len(keys)/fewAgain {
+				t.Fatalf("%d keys, of which %d come again, travel as they are", len(keys), again)
+			}
+			continue
+		}
+		if got := slices.Sorted(slices.Values(once)); !slices.Equal(got, sorted) {
+			t.Fatalf("the keys %v are %v once each, want %v", keys, got, sorted)
+		}
+		for i, k := range keys {
+			if once[at[i]] != k {
+				t.Fatalf("key %d, %d, is said to be %d", i, k, once[at[i]])
+			}
+		}
+	}
 }
 
 func checkUnique(t *testing.T, keys []int64) {

@@ -123,8 +123,8 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 	go s.write()
 	err = a.Offer(
 		rpc.Serve(openMethod, s.open),
-		rpc.Serve(pullMethod, s.pull, rpc.WithTransient()),
-		rpc.Serve(pushMethod, s.push, rpc.WithTransient()),
+		rpc.Serve(servedPull, s.pull, rpc.WithTransient()),
+		rpc.Serve(servedPush, s.push, rpc.WithTransient()),
 		rpc.Serve(leaveMethod, s.leave),
 		rpc.Serve(statusMethod, s.status),
 		rpc.Serve(snapMethod, s.snapshot),

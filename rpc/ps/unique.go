@@ -3,9 +3,12 @@
 package ps
 
 import (
+	"math/bits"
 	"slices"
+	"sync"
 
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/rpc/ps/rows"
 )
 
 // unique returns the keys once each, in increasing order, and for each position of keys
@@ -36,3 +39,46 @@ func unique(keys []int64) (once []int64, at []int64) {
 	}
 	return once, at
 }
+
+// fewAgain is a share of keys: if only one of so many is there again, nothing is gained by
+// sending it once, for then the rows must be put in place.
+const fewAgain = 32
+
+// distinct returns the keys once each, in the order in which they come first, and for each
+// position of keys where its key is among them. If few come again, it returns the keys as
+// they are, and nil.
+func distinct(keys []int64) (once []int64, at []int32) {
+	size := 1 << bits.Len(uint(2*len(keys)))
+	table := tables.Get().(*[]int32)
+	defer tables.Put(table)
+	if len(*table) < size {
+		*table = make([]int32, size)
+	}
+	first := (*table)[:size] // of a hash: the number of a key, plus one
+	clear(first)
+	once, at = make([]int64, 0, len(keys)), make([]int32, len(keys))
+	for i, k := range keys {
+		slot := int(rows.Hash(k)>>20) & (size - 1)
+		for {
+			n := first[slot]
+			if n == 0 {
+				once = append(once, k)
+				first[slot] = int32(len(once))
+				at[i] = int32(len(once) - 1)
+				break
+			}
+			if once[n-1] == k {
+				at[i] = n - 1
+				break
+			}
+			slot = (slot + 1) & (size - 1)
+		}
+	}
+	if len(keys)-len(once) <= len(keys)/fewAgain {
+		return keys, nil
+	}
+	return once, at
+}
+
+// tables are the memory of distinct.
+var tables = sync.Pool{New: func() any { return new([]int32) }}

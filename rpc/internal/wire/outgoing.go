@@ -37,6 +37,7 @@ type Outgoing struct {
 
 	over  chan struct{}    // closed by Release, nil if nobody watches
 	dense []*tensor.Tensor // Tensors as they are written: contiguous
+	made  map[int]*Made    // of Tensors, which are nil there
 	bytes int              // of the tensors
 	head  cbor.Encoder
 	vec   [][]byte
@@ -63,7 +64,7 @@ func (m *Outgoing) Release(err error) {
 		f(err)
 	}
 	for i, c := range m.dense {
-		if c != m.Tensors[i] { // a contiguous copy
+		if c != nil && c != m.Tensors[i] { // a contiguous copy
 			c.Free()
 		}
 	}
@@ -71,6 +72,7 @@ func (m *Outgoing) Release(err error) {
 	clear(m.Tensors)
 	clear(m.dense)
 	clear(m.vec)
+	clear(m.made)
 	m.Gone, m.Tensors, m.dense, m.vec = m.Gone[:0], m.Tensors[:0], m.dense[:0], m.vec[:0]
 	m.To, m.Enc.Err, m.Deadline = nil, nil, time.Time{}
 	m.Size, m.bytes = 0, 0
@@ -101,6 +103,40 @@ func (m *Outgoing) Tensor(t *tensor.Tensor) int {
 // Reset drops what has been encoded.
 func (m *Outgoing) Reset() {
 	m.Enc.Buf, m.Tensors = m.Enc.Buf[:sizePrefix], m.Tensors[:0]
+	clear(m.made)
+}
+
+// Made is a tensor that is made while its message is written.
+type Made struct {
+	DType tensor.DType
+	Shape []int
+	// Unit is a number of bytes. Fill is asked for a multiple of it, from a multiple of it on.
+	Unit int
+	// Fill writes the bytes from at on. After an error the connection ends.
+	Fill func(dst []byte, at int) error
+}
+
+// Size returns the bytes of the tensor.
+func (t *Made) Size() int {
+	n := t.DType.Size()
+	for _, d := range t.Shape {
+		n *= d
+	}
+	return n
+}
+
+// MakeFrom is the size from which making a tensor while it is written can pay.
+const MakeFrom = inlineLimit + 1
+
+// Make adds a tensor that is made later, of [MakeFrom] bytes or more, and returns its number
+// in the message.
+func (m *Outgoing) Make(t *Made) int {
+	if m.made == nil {
+		m.made = map[int]*Made{}
+	}
+	m.Tensors = append(m.Tensors, nil)
+	m.made[len(m.Tensors)-1] = t
+	return len(m.Tensors) - 1
 }
 
 // Head begins the part of the head that stands before what Enc has.
@@ -132,6 +168,15 @@ func (m *Outgoing) describe(e *cbor.Encoder) error {
 	e.Array(len(m.Tensors))
 	m.bytes = 0
 	for i, t := range m.Tensors {
+		if made := m.made[i]; made != nil {
+			if len(made.Shape) > maxDims {
+				return fmt.Errorf("tensor %d has %d dims, at most %d", i, len(made.Shape), maxDims)
+			}
+			m.dense = append(m.dense, nil)
+			describeOne(e, made.DType, made.Shape)
+			m.bytes += made.Size()
+			continue
+		}
 		if t.Device() != tensor.CPU() {
 			return fmt.Errorf("tensor %d is on device %s, which has no data to send", i, t.Device().Name())
 		}
@@ -147,14 +192,19 @@ func (m *Outgoing) describe(e *cbor.Encoder) error {
 			c = t.Detach().Contiguous()
 		}
 		m.dense = append(m.dense, c)
-		e.Array(1 + len(loan.Shape))
-		e.Uint(uint64(t.DType()))
-		for _, n := range loan.Shape {
-			e.Uint(uint64(n))
-		}
+		describeOne(e, t.DType(), loan.Shape)
 		m.bytes += t.NumElems() * t.DType().Size()
 	}
 	return nil
+}
+
+// describeOne appends the element type and the dims of a tensor.
+func describeOne(e *cbor.Encoder, dtype tensor.DType, shape []int) {
+	e.Array(1 + len(shape))
+	e.Uint(uint64(dtype))
+	for _, n := range shape {
+		e.Uint(uint64(n))
+	}
 }
 
 // Finish closes the head. limit is the receiver's.
@@ -187,7 +237,7 @@ func (m *Outgoing) Watch() chan struct{} {
 // Over returns the channel that Watch has made, nil if it has made none.
 func (m *Outgoing) Over() chan struct{} { return m.over }
 
-// AppendTo appends the whole frame.
+// AppendTo appends the whole frame of a small message.
 func (m *Outgoing) AppendTo(b []byte) []byte {
 	at := len(b)
 	b = append(b, make([]byte, transport.HeaderSize)...)
@@ -202,7 +252,7 @@ func (m *Outgoing) AppendTo(b []byte) []byte {
 // Write writes the frame from where its parts are. turns counts the pieces of a frame that
 // is very long.
 func (m *Outgoing) Write(conn *transport.Conn, turns *atomic.Uint64) error {
-	if m.Size > maxWhole {
+	if m.Size > maxWhole || len(m.made) > 0 {
 		return m.writePieces(conn, turns)
 	}
 	m.vec = append(m.vec[:0], m.Enc.Buf)
@@ -220,7 +270,17 @@ func (m *Outgoing) writePieces(conn *transport.Conn, turns *atomic.Uint64) error
 	if _, err := conn.Write(append(head, m.Enc.Buf...)); err != nil {
 		return err
 	}
-	for _, t := range m.dense {
+	for i, t := range m.dense {
+		if made := m.made[i]; made != nil {
+			err := conn.WriteMade(made.Size(), made.Unit, func(dst []byte, at int) error {
+				turns.Add(1)
+				return made.Fill(dst, at)
+			})
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		for b := t.Buffer().Data; len(b) > 0; {
 			n := min(len(b), pieceSize)
 			if _, err := conn.Write(b[:n]); err != nil {
