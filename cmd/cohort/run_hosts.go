@@ -463,8 +463,10 @@ when standard input ends.`,
 		Hidden: true,
 		Args:   noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			launch.KeepSecrets()
-			os.Exit(ssh.Serve(os.Stdin, os.Stdout, os.Stderr, version(debug.ReadBuildInfo()), run))
+			os.Exit(ssh.Serve(os.Stdin, os.Stdout, os.Stderr, version(debug.ReadBuildInfo()), func(args []string, stdout, stderr io.Writer) int {
+				launch.KeepSecrets() // not earlier: it hides this process's namespaces from itself
+				return run(args, stdout, stderr)
+			}))
 			return nil
 		},
 	}

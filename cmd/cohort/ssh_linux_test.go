@@ -4,11 +4,15 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -148,7 +152,24 @@ func TestRunOverSSH(t *testing.T) {
 	there := append(base, "--remote-cohort", self)
 	token := strings.Repeat("5a", 32)
 	j := start(t, []string{envvar.Token.Assign(token), "OMP_X=1 2", "SECRET_KEY=hidden", "GIVEN=y"}, append(there, "--export", "GIVEN", "--export", "MADE=z",
-		"/bin/sh", "-c", `echo "rank $RANK of $WORLD_SIZE in $(pwd): $OMP_X,$SECRET_KEY,$GIVEN,$MADE,${#COHORT_TOKEN}"; tr "\0" " " </proc/$PPID/cmdline; tr "\0" " " </proc/$PPID/environ; if [ $RANK = 1 ]; then exit 7; fi; sleep 600`)...)
+		"/bin/sh", "-c", `echo "rank $RANK of $WORLD_SIZE in $(pwd): $OMP_X,$SECRET_KEY,$GIVEN,$MADE,${#COHORT_TOKEN}"; tr "\0" " " </proc/$PPID/cmdline; tr "\0" " " </proc/$PPID/environ; echo; if [ $RANK = 0 ]; then echo up; exec sleep 600; fi; until [ -e go ]; do sleep 0.02; done; exit 7`)...)
+	j.await(t, "rank 0", func(stdout string) bool { return strings.Contains(stdout, "[rank0] up") })
+	clients := 0
+	for pid, env := range processesBelow(t, j.cmd.Process.Pid) {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.HasPrefix(string(line), "ssh\x00") {
+			clients++
+		}
+		if strings.Contains(string(line)+env, token) {
+			t.Errorf("process %d has the token where others could see it: %q", pid, line)
+		}
+	}
+	if clients != 1 {
+		t.Errorf("%d processes of ssh, want 1", clients)
+	}
+	if err := os.WriteFile(filepath.Join(work, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	code := j.wait(t)
 	stdout, stderr := j.output()
 	if code != 1 || !strings.Contains(stderr, "rank 1 exited with code 7") || !strings.Contains(stderr, "1 host by ssh (--hosts a:2): a:2") || !strings.Contains(stderr, "host a ended with code 1") {
@@ -205,6 +226,27 @@ func TestRunOverSSH(t *testing.T) {
 	}
 }
 
+// processesBelow returns the environments of the children of a process.
+func processesBelow(t *testing.T, parent int) map[int]string {
+	t.Helper()
+	found := map[int]string{}
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // ended
+		}
+		words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		if words[1] == fmt.Sprint(parent) {
+			env, _ := os.ReadFile(filepath.Join(filepath.Dir(f), "environ"))
+			var pid int
+			_, _ = fmt.Sscan(filepath.Base(filepath.Dir(f)), &pid)
+			found[pid] = string(env)
+		}
+	}
+	return found
+}
+
 // oldAgent is a program that greets as an old version would.
 func oldAgent(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "old")
@@ -213,4 +255,134 @@ func oldAgent(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// TestRemoteWork does what docs/remote.md says: with its configuration, sshd refuses root and
+// passwords, takes the key of a user, and carries a page that listens on loopback.
+func TestRemoteWork(t *testing.T) {
+	sshd := sshTools(t)
+	if os.Getuid() != 0 {
+		t.Skip("sshd serves other users only as root")
+	}
+	if _, err := user.Lookup("nobody"); err != nil {
+		t.Skip(err)
+	}
+	s := oneSSHHost(t)
+	page, err := os.ReadFile("../../docs/remote.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "<!-- sshd_config -->\n```text\n")
+	text, _, ok := strings.Cut(text, "```\n")
+	if !ok {
+		t.Fatal("docs/remote.md has no sshd_config")
+	}
+	at := freeEndpoint(t)
+	host, port, _ := net.SplitHostPort(at)
+	config := filepath.Join(s.dir, "sshd_config_remote")
+	if err := os.WriteFile(config, []byte(fmt.Sprintf("ListenAddress %s\nHostKey %s/host\nAuthorizedKeysFile %s/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n%s", at, s.dir, s.dir, text)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(sshd, "-t", "-f", config).CombinedOutput(); err != nil {
+		t.Fatalf("sshd -t: %v: %s", err, out)
+	}
+	// The user has to read the keys.
+	for path := s.dir; path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(os.TempDir(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(s.dir, "authorized_keys"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(sshd, "-D", "-f", config, "-E", s.log)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	listening(t, at)
+	ssh := func(who string, more ...string) *exec.Cmd {
+		args := append([]string{"-F", s.config, "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "ExitOnForwardFailure=yes", "-p", port}, more...)
+		return exec.Command("ssh", append(args, who+"@"+host)...)
+	}
+	if out, err := ssh("root", "-N").CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied (publickey)") {
+		t.Errorf("root, with the right key: %v: %s", err, out)
+	}
+	if out, err := ssh("nobody", "-N", "-o", "PubkeyAuthentication=no").CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied (publickey)") {
+		t.Errorf("without a key: %v: %s", err, out)
+	}
+
+	carry := func(t *testing.T, to, path, want string) {
+		here := freeEndpoint(t)
+		_, port, _ := net.SplitHostPort(here)
+		tunnel := ssh("nobody", "-N", "-L", "127.0.0.1:"+port+":"+to)
+		tunnel.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		var said strings.Builder
+		tunnel.Stderr = &said
+		if err := tunnel.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = tunnel.Process.Kill()
+			_ = tunnel.Wait()
+			if t.Failed() {
+				log, _ := os.ReadFile(s.log)
+				t.Logf("%s\n%s", said.String(), log)
+			}
+		}()
+		listening(t, here)
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+			answer, err := http.Get("http://" + here + path)
+			if err == nil {
+				body, _ := io.ReadAll(answer.Body)
+				answer.Body.Close()
+				if !strings.Contains(string(body), want) {
+					t.Errorf("the page is %q, want %q in it", body, want)
+				}
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "the page of a job") }))
+	defer server.Close()
+	carry(t, strings.TrimPrefix(server.URL, "http://"), "/", "the page of a job")
+	http.DefaultClient.CloseIdleConnections()
+
+	t.Run("Jupyter", func(t *testing.T) {
+		for python := range slices.Values(append([]string{"python3"}, filepath.SplitList(os.Getenv("COHORT_TEST_PYTHONS"))...)) {
+			if exec.Command(python, "-c", "import jupyter_server").Run() != nil {
+				continue
+			}
+			at := freeEndpoint(t)
+			_, port, _ := net.SplitHostPort(at)
+			const token = "a-token-of-jupyter"
+			j := exec.Command(python, "-m", "jupyter_server", "--no-browser", "--allow-root", "--ip", "127.0.0.1", "--port", port, "--ServerApp.port_retries=0", "--IdentityProvider.token="+token)
+			j.Dir, j.Env = t.TempDir(), append(os.Environ(), "HOME="+t.TempDir())
+			j.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			if err := j.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				_ = j.Process.Kill()
+				_ = j.Wait()
+			}()
+			listening(t, at)
+			carry(t, at, "/api/status?token="+token, `"kernels": 0`)
+			carry(t, at, "/api/status", "Forbidden")
+			http.DefaultClient.CloseIdleConnections()
+			return
+		}
+		t.Skip("no Python of COHORT_TEST_PYTHONS has jupyter_server")
+	})
 }

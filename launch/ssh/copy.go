@@ -5,6 +5,7 @@ package ssh
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -68,7 +69,7 @@ const (
 	copyMark   = "cohort-copy "
 	copyDir    = `d="${XDG_CACHE_HOME:-$HOME/.cache}/cohort/bin"; `
 	lookScript = copyDir + `mkdir -p "$d" && chmod 700 "$d" && echo cohort-copy system $(uname -s) $(uname -m) && for f in %s; do if [ -f "$d/$f" ]; then touch "$d/$f"; echo cohort-copy size $f $(wc -c <"$d/$f"); fi; done; echo cohort-copy dir "$d"`
-	saveScript = copyDir + `t="$d/.%[1]s.new"; cat >"$t" && [ $(wc -c <"$t") -eq %[2]d ] && chmod 700 "$t" && mv "$t" "$d/%[1]s" && find "$d" -type f -mtime +%[3]d -exec rm -f {} + && exit 0; rm -f "$t"; exit 1`
+	saveScript = copyDir + `t="$d/.%[1]s.%[4]s"; cat >"$t" && [ $(wc -c <"$t") -eq %[2]d ] && chmod 700 "$t" && mv "$t" "$d/%[1]s" && find "$d" -type f -mtime +%[3]d -exec rm -f {} + && exit 0; rm -f "$t"; exit 1`
 )
 
 // unameOf are the names of systems and machines by uname.
@@ -139,7 +140,7 @@ func (f *Fleet) save(ctx context.Context, h Host, file localFile) error {
 		return err
 	}
 	defer r.Close()
-	if _, err = f.shell(ctx, h, fmt.Sprintf(saveScript, file.name, file.size, keptDays), r); err != nil {
+	if _, err = f.shell(ctx, h, fmt.Sprintf(saveScript, file.name, file.size, keptDays, rand.Text()), r); err != nil {
 		return fmt.Errorf("copy %s there (%d MB): %w", filepath.Base(file.path), file.size>>20, err)
 	}
 	return nil
