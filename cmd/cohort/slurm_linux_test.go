@@ -59,10 +59,12 @@ NodeName=n2 NodeHostname=$H NodeAddr=127.0.0.1 Port=$4 CPUs=1
 PartitionName=p Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 X
 export SLURM_CONF=$D/slurm.conf
-slurmctld -c -D & slurmd -D -N n1 & slurmd -D -N n2 &
+slurmctld -c -D & P=$!
+slurmd -D -N n1 & P="$P $!"
+slurmd -D -N n2 & P="$P $!"
 echo $$ >$D/main.pid
 cat >/dev/null
-kill $(jobs -p); wait; kill $(cat $D/munged.pid)`
+kill $P; wait; kill $(cat $D/munged.pid)`
 
 // startSlurm skips the test where there is no Slurm.
 func startSlurm(t *testing.T) *slurm {
