@@ -98,6 +98,8 @@ type Config struct {
 	// Nodes makes the attempts of a job on several machines; nil means that this machine
 	// has the whole job.
 	Nodes Nodes
+	// Environment says which environment this machine must have.
+	Environment Environment
 
 	// Grace is the time that a worker has to end after a signal; then it gets SIGKILL.
 	// Default 30 s.

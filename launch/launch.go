@@ -20,6 +20,10 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer h.Close()
+	if err = h.checkEnvironment(ctx); err != nil {
+		passErrorFileOn(err)
+		return err
+	}
 	if cfg.Nodes != nil {
 		err = cfg.Nodes.Run(ctx, h)
 	} else {

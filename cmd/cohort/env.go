@@ -55,7 +55,7 @@ The exit code is 0, or 1 if the command failed, 2 if the command line makes no s
 	}
 	what.flags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.AddCommand(newEnvExportCommand(), newEnvVerifyCommand(), newEnvDiffCommand(), newEnvVariablesCommand())
+	cmd.AddCommand(newEnvExportCommand(), newEnvVerifyCommand(), newEnvDiffCommand(), newEnvCreateCommand(), newEnvVariablesCommand())
 	return cmd
 }
 

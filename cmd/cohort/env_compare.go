@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -112,6 +113,9 @@ func writeNew(cmd *cobra.Command, path string, text []byte, force bool) error {
 	mode := os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if force {
 		mode = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return usageError{err}
 	}
 	f, err := os.OpenFile(path, mode, 0o644)
 	if errors.Is(err, fs.ErrExist) {

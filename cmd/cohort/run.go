@@ -22,6 +22,8 @@ import (
 type runFlags struct {
 	torchrunFlags
 	tokenFile string
+	envCheck  string
+	envFile   string
 	programs  []string
 	store     string
 	survivors bool
@@ -79,6 +81,10 @@ Failures. When a rank fails, the launcher ends the others a second later, and wi
 they can make a group of themselves (dist.Group.NewGroup). The job then ends when
 all ranks have ended, and succeeds if all survivors succeed. The report says which
 ranks failed and how.
+
+Environments. Before ranks start on several machines, the launchers compare their
+environments: program, packages of Python, variables, limits, interfaces, clocks and
+more. A table names what differs, and how to mend it. docs/environments.md has more.
 
 Notice. With --notice-file or --notice-url, the launcher looks every second for a
 notice that this machine is about to go: a file that appears, or the answer of a
@@ -180,7 +186,10 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	groupFlags(flags, "Program", "mpi")
 	groupFlags(flags, "Failure", "survivors", "notice-file", "notice-url")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`FILE` with the job's token, which only its owner can read (default: a new token)")
-	groupFlags(flags, "Machine", "token-file")
+	flags.StringVar(&f.envCheck, "env-check", "stop", "what happens before ranks start if the environments of the machines differ: differences that must not be stop the job, all are only printed (warn), or none are looked for (off)")
+	oneOf(flags, "env-check", "stop", "warn", "off")
+	flags.StringVar(&f.envFile, "env-file", "", "`FILE` of cohort env export with the environment that this machine must have")
+	groupFlags(flags, "Machine", "token-file", "env-check", "env-file")
 	f.hostFlags.add(flags)
 }
 
@@ -207,6 +216,9 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 		}
 		cfg.Env = append(os.Environ(), envvar.Token.Assign(""), envvar.TokenFile.Assign(f.tokenFile))
 	}
+	if err := f.environment(&cfg); err != nil {
+		return cfg, nil, err
+	}
 	if err := f.mixed(set, &cfg); err != nil {
 		return cfg, nil, err
 	}
@@ -225,6 +237,27 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 		}
 	}
 	return cfg, notices, nil
+}
+
+// environment sets what the environments of the machines are compared with.
+func (f *runFlags) environment(cfg *launch.Config) (err error) {
+	e := &cfg.Environment
+	switch e.Check = launch.EnvironmentCheck(f.envCheck); e.Check {
+	case launch.CheckStop, launch.CheckWarn, launch.CheckOff:
+	default:
+		return fmt.Errorf("--env-check %s: give stop, warn or off", f.envCheck)
+	}
+	if f.envFile == "" {
+		return nil
+	}
+	if e.Check == launch.CheckOff {
+		return errors.New("--env-file and --env-check off contradict each other: leave one out")
+	}
+	e.File = f.envFile
+	if e.Expected, err = readEnvFile(f.envFile); err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	return nil
 }
 
 // mixed configures a job of several programs, and who serves the store of PyTorch's

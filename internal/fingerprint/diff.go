@@ -115,8 +115,11 @@ func (r *Rule) differ(e, f string) (differs bool, expected, found string) {
 	return true, e, f
 }
 
-// better says whether a value is better than another by a number.
+// better says whether a value is better than another, if both are as frequent.
 func (r *Rule) better(a, b string) bool {
+	if r.good != "" && a != b {
+		return a == r.good
+	}
 	x, okX := amount(a)
 	y, okY := amount(b)
 	return okX && okY && (r.compare == atLeast && x > y || r.compare == atMost && x < y)
@@ -153,8 +156,7 @@ type Node struct {
 }
 
 // Expected returns the fingerprint of what most nodes have: for each key the value that most
-// of them have. Of equally frequent values it is the better number, else that of the earlier
-// node.
+// of them have. Of equally frequent values it is the better one, else that of the earlier node.
 func Expected(nodes []Node) *Fingerprint {
 	out := &Fingerprint{}
 	for _, section := range Sections() {

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 func of(values ...string) *Fingerprint {
@@ -304,4 +305,82 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 		g.TOML()
 	})
+}
+
+// TestCompareClocks: a node is named whose clock is wrong by more than the time that the
+// answers took.
+func TestCompareClocks(t *testing.T) {
+	asked := time.Unix(1000, 0)
+	got := asked.Add(500 * time.Millisecond)
+	nodes := []Node{{"a", of()}, {"b", of()}, {"c", of()}}
+	at := func(d time.Duration) time.Time { return asked.Add(d) }
+	for _, c := range []struct {
+		answers []time.Time
+		want    string
+	}{
+		{[]time.Time{at(0), at(200 * time.Millisecond), at(500 * time.Millisecond)}, ""},
+		{[]time.Time{at(0), at(90 * time.Second), at(0)}, "b"},
+		{[]time.Time{at(0), at(0), at(-5 * time.Second)}, "c"},
+		{[]time.Time{at(0), at(time.Hour), at(time.Hour)}, "a"},
+		{[]time.Time{at(0), at(-time.Hour)}, "b"},
+	} {
+		all := CompareClocks(nodes[:len(c.answers)], c.answers, asked, got)
+		named := ""
+		for _, f := range all {
+			named += f.Node
+		}
+		if named != c.want {
+			t.Errorf("%v: %q is named, want %q", c.answers, named, c.want)
+		}
+	}
+}
+
+// TestRecreate: the commands that make an environment again.
+func TestRecreate(t *testing.T) {
+	f := of(Python, "version", "3.11.7", Packages, "numpy", "2.4.6", Packages, "x", "1 from git+https://h/x@abc")
+	text, err := f.Requirements()
+	if want := "numpy==2.4.6\nx @ git+https://h/x@abc\n"; err != nil || text != want {
+		t.Errorf("requirements %q (%v), want %q", text, err, want)
+	}
+	conda := of(Python, "version", "3.11.7", Packages, "python", "3.11.7 conda h0_1 conda-forge/linux-64", Packages, "y", "2")
+	lines := func(f *Fingerprint, tool string) string {
+		steps, err := f.Recreate(tool, "d", "python3", "r.txt")
+		if err != nil {
+			return err.Error()
+		}
+		var all []string
+		for _, s := range steps {
+			all = append(all, strings.Join(s.Args, " "))
+		}
+		return strings.Join(all, "; ")
+	}
+	for _, c := range []struct {
+		f          *Fingerprint
+		tool, want string
+	}{
+		{f, "uv", "uv venv --python 3.11.7 d; uv pip install --python d/bin/python --no-deps -r r.txt"},
+		{f, "pip", "python3 -m venv d; d/bin/python -m pip install --no-deps -r r.txt"},
+		{conda, "mamba", "mamba create -y -p d -c conda-forge python=3.11.7=h0_1; d/bin/python -m pip install --no-deps -r r.txt"},
+		{conda, "pip", "the environment has packages of conda, and pip cannot install them: give --tool conda or mamba"},
+		{of(), "uv", "the file has no python.version: export it with --python"},
+	} {
+		if got := lines(c.f, c.tool); got != c.want {
+			t.Errorf("%s: %q, want %q", c.tool, got, c.want)
+		}
+	}
+	for _, bad := range []string{"1 editable", "1 from https://***@h/x.whl", "1 and 2"} {
+		if _, err := of(Packages, "z", bad).Requirements(); err == nil || !strings.Contains(err.Error(), "install it by hand") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	step, ok := f.Surplus("pip", "d", of(Packages, "numpy", "2.4.6", Packages, "setuptools", "65", Packages, "pip", "23"))
+	if got := strings.Join(step.Args, " "); !ok || got != "d/bin/python -m pip uninstall -y setuptools" {
+		t.Errorf("surplus %q", got)
+	}
+	if _, err := of(Program, "package", "p", Program, "version", "(devel)").Install("d"); err == nil {
+		t.Error("a program without a version is installed")
+	}
+	if s, err := of(Program, "package", "h/p", Program, "version", "v1.2.3", Program, "go", "go1.26.0").Install("d"); err != nil || strings.Join(s.Args, " ") != "go install h/p@v1.2.3" || len(s.Env) != 2 {
+		t.Errorf("install %+v (%v)", s, err)
+	}
 }

@@ -39,6 +39,8 @@ type Rule struct {
 	slack float64
 	// fine is a number up to which nothing is wrong, for atMost.
 	fine float64
+	// good is the value that is right if as many nodes have another one.
+	good string
 	// whole says that the section is a whole list: a missing key is a difference.
 	whole bool
 	// mend returns a command; nil if there is none.
@@ -105,10 +107,10 @@ var table = []Rule{
 	{Section: Limits, Key: "umask", Kind: Warn, Why: "other nodes may not read the files of this one", mend: say("umask %s")},
 	{Section: Limits, Key: "user", Kind: Warn, Why: "files on shared disks belong to another user"},
 
-	{Section: Network, Key: "own_name", Kind: Warn, Why: "the host's own name leads to a loopback address, which other nodes cannot reach", mend: mendOwnName},
+	{Section: Network, Key: "own_name", Kind: Warn, good: "address", Why: "the host's own name leads to a loopback address, which other nodes cannot reach", mend: mendOwnName},
 	{Section: Network, Key: "mtu.*", Kind: Warn, Unit: "bytes", Why: "large packets are lost between interfaces of unequal MTU", mend: mendMTU},
 	{Section: Network, Key: "speed.*", Kind: Warn, Unit: "Mbit/s", compare: atLeast, Why: "the slowest link sets the pace of all"},
-	{Section: Network, Key: "state.*", Kind: Warn, Why: "the interface carries nothing", mend: mendState},
+	{Section: Network, Key: "state.*", Kind: Warn, good: "up", Why: "the interface carries nothing", mend: mendState},
 	{Section: Network, Key: "address.*", Kind: Told},
 	{Section: Network, Key: "families.*", Kind: Warn, Why: "nodes cannot connect by a family of addresses that one lacks", mend: mendFamilies},
 	{Section: Network, Key: "hosts_file", Kind: Told},
@@ -122,8 +124,9 @@ var table = []Rule{
 	{Section: Network, Key: "somaxconn", Kind: Warn, Unit: "connections", compare: atLeast, Why: "many ranks that connect at once are refused", mend: sysctl("net.core.somaxconn")},
 	{Section: Network, Key: "rp_filter", Kind: Warn, Why: "packets that come by another interface are dropped", mend: sysctl("net.ipv4.conf.all.rp_filter")},
 
-	{Section: Clock, Key: "synchronized", Kind: Warn, Why: "logs and certificates of the nodes disagree about the time", mend: mendClock},
+	{Section: Clock, Key: "synchronized", Kind: Warn, good: "true", Why: "logs and certificates of the nodes disagree about the time", mend: mendClock},
 	{Section: Clock, Key: "offset", Kind: Warn, Unit: "ms", compare: atMost, fine: 100, Why: "logs and certificates of the nodes disagree about the time", mend: mendClock},
+	{Section: Clock, Key: "time", Kind: Warn, Why: "logs and certificates of the nodes disagree about the time", mend: mendClock},
 	{Section: Clock, Key: "zone", Kind: Warn, Why: "times in logs differ by hours", mend: mendZone},
 	{Section: Clock, Key: "clocksource", Kind: Warn, Why: "reading the time is slow with some sources", mend: mendClockSource},
 
@@ -162,7 +165,7 @@ var table = []Rule{
 	{Section: Variables, Key: "GO*", Kind: Warn, whole: true, Why: "Go's runtime uses other memory, cores or instructions", mend: mendVariable},
 	{Section: Variables, Key: "LD_*", Kind: Warn, whole: true, Why: "programs load other libraries", mend: mendVariable},
 	{Section: Variables, Key: "MALLOC_*", Kind: Warn, whole: true, Why: "programs use more memory", mend: mendVariable},
-	{Section: Variables, Key: "PYTHONPATH", Kind: Must, whole: true, Why: "Python imports other code", mend: mendVariable},
+	{Section: Variables, Key: "PYTHONPATH", Kind: Warn, whole: true, Why: "Python imports other code", mend: mendVariable},
 	{Section: Variables, Key: "PYTHONHASHSEED", Kind: Must, whole: true, Why: "the order of sets differs between ranks", mend: mendVariable},
 	{Section: Variables, Key: "PYTHON*", Kind: Warn, whole: true, Why: "Python works in another way", mend: mendVariable},
 	{Section: Variables, Key: "TOKENIZERS_*", Kind: Warn, whole: true, Why: "tokenizers use another number of threads", mend: mendVariable},

@@ -5,14 +5,17 @@ package fingerprint
 import (
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Masked is the value of a variable that may hold a secret.
 const Masked = "(set, not shown)"
 
 // prefixes of the names of variables that change what programs of a job do.
-var prefixes = []string{"NCCL_", "GLOO_", "UCX_", "OMPI_MCA_", "MPICH_", "FI_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "COHORT_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LC_"}
+var prefixes = []string{"NCCL_", "GLOO_", "UCX_", "OMPI_MCA_", "MPICH_", "FI_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LC_"}
 
 // names of such variables.
 var names = []string{"GODEBUG", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GOTRACEBACK", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "MALLOC_CONF", "LANG", "TZ", "http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"}
@@ -34,8 +37,8 @@ func Chosen(name string, more []string) bool {
 			return false
 		}
 	}
-	if strings.HasPrefix(name, "COHORT_TEST_") {
-		return false
+	if strings.HasPrefix(name, "COHORT_") {
+		return !strings.HasPrefix(name, "COHORT_TEST_") && slices.ContainsFunc(envvar.List(), func(s envvar.Setting) bool { return string(s.Var) == name })
 	}
 	for _, n := range names {
 		if n == name {

@@ -3,12 +3,14 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"os"
 
+	"github.com/cohort-ml/cohort/internal/fingerprint"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/launch"
 )
@@ -27,6 +29,9 @@ type Nodes struct {
 func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	n.ran = true
 	cfg := h.Config()
+	check := cmp.Or(cfg.Environment.Check, launch.CheckStop)
+	print, end := fingerprintOf(ctx, h, check)
+	defer end()
 	// The store may not be there yet. A signal ends the wait for it.
 	waits, busy := h.Idle(ctx)
 	meet, err := n.Meeting.begin(waits, n, h)
@@ -46,14 +51,15 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	}
 	port := masterPort{addr: meet.addr}
 	defer port.release()
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	p := &participant{
 		host: h, out: said, ctx: life, events: make(chan Event, 16),
 		store: newStoreClient(meet.open, n.Settings.Job, n.Settings.Timing.Call),
 	}
+	p.check, p.print = check, print
 	defer p.store.close()
 	defer p.running.Wait()
-	defer end()
+	defer stop()
 	name, err := os.Hostname()
 	if err != nil {
 		name = meet.addr
@@ -61,6 +67,22 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.server != nil, Store: h.ServesStore()}
 	p.m = NewMachine(n.Settings, me, newID, port.next)
 	return p.run(ctx)
+}
+
+// fingerprintOf begins to read the environment of this node, while the nodes meet. end ends
+// that, and waits for it.
+func fingerprintOf(ctx context.Context, h *launch.Host, check launch.EnvironmentCheck) (print func() *fingerprint.Fingerprint, end func()) {
+	f := &fingerprint.Fingerprint{}
+	if check == launch.CheckOff {
+		return func() *fingerprint.Fingerprint { return f }, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		f = h.Fingerprint(ctx)
+	}()
+	return func() *fingerprint.Fingerprint { <-read; return f }, func() { cancel(); <-read }
 }
 
 // masterPort is the port of this node at which rank 0 of the next or present round listens.

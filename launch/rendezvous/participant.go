@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-ml/cohort/internal/fingerprint"
 	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch"
 )
@@ -48,8 +50,10 @@ type participant struct {
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
 	said      string        // why the last round ended, once a line has said so
 	cannot    string        // why a node cannot come, once a line has said so
-	forgot    bool          // what such nodes had said has been deleted, because the job runs
-	signal    error         // the signal, or the end of a context, that asks this node to leave
+	check     launch.EnvironmentCheck
+	print     func() *fingerprint.Fingerprint // of this node
+	forgot    bool                            // what such nodes had said has been deleted, because the job runs
+	signal    error                           // the signal, or the end of a context, that asks this node to leave
 	result    Result
 	over      bool
 	restarts  int // failures before the last attempt
@@ -188,18 +192,45 @@ func (p *participant) start(at Place) {
 			}
 		},
 	}
+	compared := &comparison{store: p.store, prefix: keyEnvironments + strconv.Itoa(at.Round) + "/", mine: at.NodeRank, check: p.check, print: p.print, out: p.out}
+	if s := p.m.State(); s != nil {
+		compared.nodes = slices.Clone(s.Members)
+	}
 	p.running.Go(func() {
 		defer stop(nil)
-		err := p.host.Run(ctx, attempt)
 		e := Ended{Round: at.Round, Status: Done}
+		err := p.compare(ctx, compared)
+		differ := err != nil && ctx.Err() == nil && differs(err)
+		if err == nil {
+			err = p.host.Run(ctx, attempt)
+		}
 		if err != nil {
 			e.Status, e.Text = Failed, err.Error()
 			failed := (*launch.Error)(nil)
-			e.Final = errors.As(err, &failed) && failed.Final()
+			e.Final = differ || errors.As(err, &failed) && failed.Final()
 		}
 		p.happened(onLoop{func() { p.finished(err) }})
 		p.happened(e)
 	})
+}
+
+// compare compares the environments of the nodes before the ranks of a round start. A signal
+// ends it, and the node then leaves.
+func (p *participant) compare(ctx context.Context, c *comparison) error {
+	waits, busy := p.host.Idle(ctx)
+	defer busy()
+	err := c.compare(waits)
+	if err != nil && !differs(err) {
+		p.happened(Leave{Text: err.Error()})
+	}
+	return err
+}
+
+// differs says whether an error of compare is about environments, and not a signal: ranks
+// that start again would find the same.
+func differs(err error) bool {
+	asked := (*launch.Error)(nil)
+	return !errors.As(err, &asked)
 }
 
 // onLoop is something to do on the loop's goroutine. It is no event of the machine.
