@@ -96,7 +96,7 @@ func (f *injected) obey() {
 	var links [][2]string
 	for in := json.NewDecoder(os.Stdin); in.Decode(&links) == nil; {
 		if len(links) == 0 {
-			isolate()
+			isolate(f.Silence + time.Second)
 		}
 		cutFrom(links)
 	}

@@ -81,10 +81,10 @@ func cutOff() (links [][2]string, err error) {
 	return links, nil
 }
 
-// isolate leaves this process no descriptors for new connections for a while. Not
+// isolate leaves this process no descriptors for new connections for this time. Not
 // before all is cut: it may fail of that at once, and the ports of its connections
 // be given to others.
-func isolate() {
+func isolate(cutFor time.Duration) {
 	_, _ = cutOff() // what has been made since
 	var was syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was) == nil {
@@ -101,9 +101,6 @@ func cutFrom(links [][2]string) {
 		}
 	}
 }
-
-// cutFor is for how long a process that is cut off makes no connections.
-const cutFor = chaosSilence + time.Second
 
 // spoil writes garbage into a connection of this process. It is longer than the
 // head of a frame: a few bytes before a true one may make it one of great length,

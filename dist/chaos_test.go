@@ -141,6 +141,9 @@ func drawFault(seed uint64, number int) *injected {
 	f.Silence = DefaultSilence
 	if kind.stall {
 		f.Silence = chaosSilence
+		if *numFaults == 0 {
+			f.Silence = loaded.Allow(f.Silence)
+		}
 	}
 	return f
 }
