@@ -25,8 +25,13 @@ type Server struct {
 	closed  bool
 	empty   chan struct{} // to be closed when there is no connection; or nil
 	left    func(peer string)
+	asked   bool     // OnLeave has been called
+	early   []string // who has left before that
 	running sync.WaitGroup
 }
+
+// maxEarly bounds Server.early.
+const maxEarly = 4096
 
 // RequireTLS has a port refuse the store's clients of other hosts that do not
 // come through TLS. Before [Serve].
@@ -41,12 +46,21 @@ func Serve(port *transport.Port, mem *Memory) *Server {
 }
 
 // OnLeave has left called, with its address, when a client's connection has
-// ended, other than by [Server.Close]; nil ends that. left may take its time: only
-// Close waits for it.
+// ended, other than by [Server.Close], and at the first time for those that have ended
+// already; nil ends that. left may take its time: only Close waits for it.
 func (s *Server) OnLeave(left func(peer string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left = left
+	early := s.early
+	s.left, s.asked, s.early = left, true, nil
+	if left == nil || len(early) == 0 || s.closed {
+		return
+	}
+	s.running.Go(func() {
+		for _, peer := range early {
+			left(peer)
+		}
+	})
 }
 
 // Linger withdraws the offer and waits until all clients have gone, but not
@@ -115,6 +129,8 @@ func (s *Server) leave(c *transport.Conn) {
 	left := s.left
 	if s.closed {
 		left = nil
+	} else if !s.asked && len(s.early) < maxEarly {
+		s.early = append(s.early, c.Peer())
 	}
 	s.mu.Unlock()
 	if left != nil {

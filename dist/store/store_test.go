@@ -483,3 +483,23 @@ func TestOpenFileWithoutPath(t *testing.T) {
 		t.Errorf("got %v and %v", s, err)
 	}
 }
+
+// TestLeftBefore: who asks for those that leave learns of those that have left before, once.
+func TestLeftBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		c, _ := pipeClient(t, srv)
+		if err := errors.Join(c.Set(t.Context(), "k", nil), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		var left []string
+		srv.OnLeave(func(peer string) { left = append(left, peer) })
+		synctest.Wait()
+		srv.OnLeave(func(peer string) { t.Errorf("told of %s again", peer) })
+		synctest.Wait()
+		if len(left) != 1 {
+			t.Errorf("told of %q, want one client", left)
+		}
+	})
+}
