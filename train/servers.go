@@ -47,9 +47,6 @@ type ServersOptions struct {
 // hasServers says whether the tables lie on servers.
 func (c ServerConfig) hasServers() bool { return c.PS > 0 || len(c.PSAt) > 0 }
 
-// numServers is how many there are.
-func (c ServerConfig) numServers() int { return max(c.PS, len(c.PSAt)) }
-
 // consistency is what a pull sees of the pushes of other ranks.
 func (c ServerConfig) consistency() ps.Consistency {
 	if c.Staleness > 0 {

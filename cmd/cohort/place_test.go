@@ -85,7 +85,7 @@ func TestPlace(t *testing.T) {
 			}
 		})
 	}
-	if port := func(id string) int {
+	port := func(id string) int {
 		for _, name := range placeVars {
 			t.Setenv(name, "")
 		}
@@ -95,8 +95,9 @@ func TestPlace(t *testing.T) {
 		}
 		p, _ := envvar.FindPlace()
 		return p.Port
-	}; port("7") == port("8") || port("7") != port("7") || port("7") < 1024 {
-		t.Errorf("ports %d and %d", port("7"), port("8"))
+	}
+	if first, other, again := port("7"), port("8"), port("7"); first == other || first != again || first < 1024 {
+		t.Errorf("ports %d, %d and %d", first, other, again)
 	}
 }
 

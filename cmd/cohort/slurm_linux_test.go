@@ -25,7 +25,6 @@ var withSlurm = flag.Bool("slurm", false, "play jobs on a Slurm of two nodes tha
 type slurm struct {
 	t    *testing.T
 	dir  string
-	log  string
 	main *exec.Cmd // has a mount namespace of its own
 }
 

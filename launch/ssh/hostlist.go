@@ -70,7 +70,6 @@ func splitSlots(text string) (name string, slots int, err error) {
 			if rest == "" {
 				return user + inside, 0, nil
 			}
-			host = inside + rest
 			if !strings.HasPrefix(rest, ":") {
 				return "", 0, fmt.Errorf("%q: an address in brackets is followed by a colon and the number of ranks", text)
 			}
