@@ -152,7 +152,7 @@ func (im *image) bundle(dir, network, hosts string, n node) error {
 }
 
 // run starts the nodes, each in a network namespace of its own, waits for their ends and returns
-// what they printed. addresses are the names by which they find each other, in the nodes' order.
+// what they printed. names are those by which they find each other, in the nodes' order.
 func (im *image) run(t *testing.T, names []string, nodes []node) []string {
 	t.Helper()
 	id := fmt.Sprintf("cohort%d-", os.Getpid())
@@ -210,20 +210,23 @@ func (im *image) run(t *testing.T, names []string, nodes []node) []string {
 }
 
 var built = sync.OnceValues(func() (*image, error) {
-	dir, err := os.MkdirTemp("", "cohort-image-")
-	if err != nil {
+	var err error
+	if root, err = os.MkdirTemp("", "cohort-image-"); err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
+	if err := os.Chmod(root, 0o755); err != nil {
 		return nil, err
 	}
-	return newImage(dir)
+	return newImage(root)
 })
+
+// root is where built has put the image, if a test has asked for it.
+var root string
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if im, err := built(); code == 0 && err == nil {
-		_ = os.RemoveAll(im.root)
+	if root != "" {
+		_ = os.RemoveAll(root)
 	}
 	os.Exit(code)
 }
