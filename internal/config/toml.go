@@ -61,11 +61,11 @@ func (f *Field) toml() string {
 		}
 		return text
 	case string:
-		return tomlString(v)
+		return TOMLString(v)
 	case []string:
 		texts := make([]string, len(v))
 		for i, text := range v {
-			texts[i] = tomlString(text)
+			texts[i] = TOMLString(text)
 		}
 		return "[" + strings.Join(texts, ", ") + "]"
 	default:
@@ -73,9 +73,9 @@ func (f *Field) toml() string {
 	}
 }
 
-// tomlString returns a basic string of TOML. Bytes that are not UTF-8 become
+// TOMLString returns a basic string of TOML. Bytes that are not UTF-8 become
 // U+FFFD, because TOML cannot hold them.
-func tomlString(s string) string {
+func TOMLString(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
 	for _, r := range s {

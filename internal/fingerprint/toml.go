@@ -6,8 +6,8 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
-	"strconv"
-	"strings"
+
+	"github.com/cohort-ml/cohort/internal/config"
 )
 
 // TOML returns the fingerprint as a TOML file: one line a key, sections and keys in a fixed
@@ -24,7 +24,7 @@ func (f *Fingerprint) TOML(header ...string) []byte {
 		}
 		fmt.Fprintf(&b, "\n[%s]\n", name)
 		for _, key := range f.Keys(name) {
-			fmt.Fprintf(&b, "%s = %s\n", tomlKey(key), tomlString(f.sections[name][key]))
+			fmt.Fprintf(&b, "%s = %s\n", tomlKey(key), config.TOMLString(f.sections[name][key]))
 		}
 	}
 	return bytes.TrimPrefix(b.Bytes(), []byte("\n"))
@@ -36,24 +36,5 @@ func tomlKey(key string) string {
 	if bareKey.MatchString(key) {
 		return key
 	}
-	return tomlString(key)
-}
-
-// tomlString writes a basic string. Values and keys have no control characters.
-func tomlString(s string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, c := range s {
-		switch {
-		case c == '"' || c == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(c)
-		case c < ' ' || c == 0x7f:
-			b.WriteString(`\u` + strconv.FormatInt(int64(c)|0x10000, 16)[1:])
-		default:
-			b.WriteRune(c)
-		}
-	}
-	b.WriteByte('"')
-	return b.String()
+	return config.TOMLString(key)
 }
