@@ -44,8 +44,8 @@
 // # Directories
 //
 // A run's directory has step-N, the last checkpoints, from which the same call
-// goes on; best/step-N, the weights of the best evaluation; and config.toml, the
-// settings. A program that must begin afresh names another directory.
+// goes on; best/step-N, the weights of the best evaluation; config.toml, the
+// settings; and history.jsonl, what its steps and evaluations came to. A program that must begin afresh names another directory.
 //
 // # Files
 //
@@ -67,6 +67,7 @@
 //	resume.go              Resume, for programs with a loop of their own
 //	phase.go               what a rank is at before its first step
 //	report.go              Reporter; console.go and jsonlines.go are two of them
+//	history.go             the history of a run, for monitor/history
 //	lm.go, vision.go, rec.go     the recipes; *_config.go are their settings,
 //	                       shared_config.go those of all
 //	lm_split.go, lm_experts.go   what the axes split of a language model, and mixtures of experts

@@ -61,6 +61,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		r.report.Step(Step{
 			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),
 			Skipped: r.skipped, Replaced: r.replaced,
+			LearningRate: r.opt.Groups()[0].LR(), GradNorm: all.norm, Epoch: r.epoch(),
 		})
 		if err := r.keepProof(work, all); err != nil {
 			return err

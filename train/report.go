@@ -40,6 +40,10 @@ type Step struct {
 	Duration time.Duration
 	Skipped  int // steps left out since the run was started or resumed, with this one
 	Replaced int // samples of all ranks that could not be made and were replaced since then
+
+	LearningRate float64 // by which the step moved the first group of parameters
+	GradNorm     float64 // of all gradients together, before clipping; may be NaN or infinite
+	Epoch        float64 // how often the run has gone through its samples; NaN if they have no end
 }
 
 // Evaluation is the model's quality after a step.

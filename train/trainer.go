@@ -155,7 +155,11 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	if err := r.prepareEmergency(ctx); err != nil {
 		return err
 	}
-	r.report.Start(r.start(saved))
+	start := r.start(saved)
+	if r.axes.World.Rank() == 0 {
+		defer r.keepHistory(start)()
+	}
+	r.report.Start(start)
 	defer func() {
 		if v := recover(); v != nil {
 			r.rescue(ctx, fmt.Errorf("panic: %v", v))

@@ -63,13 +63,13 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	if completes(args) {
 		if err := addCompletions(root); err != nil {
-			return report(err, stderr)
+			return reportError(err, stderr)
 		}
 	}
 	if err := misnamed(root, args); err != nil {
-		return report(err, stderr)
+		return reportError(err, stderr)
 	}
-	return report(root.Execute(), stderr)
+	return reportError(root.Execute(), stderr)
 }
 
 // usageError is the error of a command line that makes no sense.
@@ -77,8 +77,8 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// report prints an error in the form of its kind, and returns the exit code.
-func report(err error, stderr io.Writer) int {
+// reportError prints an error in the form of its kind, and returns the exit code.
+func reportError(err error, stderr io.Writer) int {
 	var job *launch.Error
 	var config *launch.ConfigError
 	var usage usageError

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/cohort-ml/cohort/monitor/history"
+)
+
+// Text writes the summaries of runs for people.
+func Text(w io.Writer, runs []Run) error {
+	var b strings.Builder
+	for i, r := range runs {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		text(&b, r)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// text writes one run.
+func text(b *strings.Builder, r Run) {
+	s := Summarize(r)
+	line := func(title, format string, args ...any) {
+		fmt.Fprintf(b, "  %-12s"+format+"\n", append([]any{title}, args...)...)
+	}
+	fmt.Fprintln(b, r.Name)
+	what := []string{s.Task}
+	for _, part := range []string{s.Model, s.Data} {
+		if part != "" {
+			what = append(what, part)
+		}
+	}
+	line("task", "%s", strings.Join(what, "; "))
+	state := "the run has not ended by itself"
+	if s.Ended {
+		state = "ended"
+	}
+	line("steps", "%d of %d, %s", s.Done, s.Steps, state)
+	line("ranks", "%d %s", s.Ranks, s.Strategy)
+	if len(r.History.Steps) > 0 {
+		line("loss", "%s → %s  %s", number(s.FirstLoss), number(s.LastLoss), sparkline(r.History.Steps, 40))
+	}
+	if v := s.Validation; v != nil {
+		line("validation", "%s %s %s after step %d; best %s after step %d", v.Name, number(v.Value), v.Unit, v.Step, number(v.Best), v.BestStep)
+	}
+	if isFinite(s.StepMS) {
+		speed := fmt.Sprintf("%s ms a step", number(s.StepMS))
+		if s.Unit != "" {
+			speed += fmt.Sprintf(", %s %s/s", number(s.PerSecond), s.Unit)
+		}
+		line("speed", "%s", speed)
+	}
+	line("time", "%s", s.Time)
+	if s.Restarts > 0 {
+		line("restarts", "%d: %s in steps that were done again, %s in which nothing ran", s.Restarts, seconds(s.Time.Again), seconds(s.Time.Idle))
+	}
+	if s.Checkpoint != "" {
+		line("checkpoint", "%s", s.Checkpoint)
+	}
+	for _, d := range s.Doubts {
+		line("look at", "%s", d)
+	}
+}
+
+// String says where the time went.
+func (t Time) String() string {
+	total := float64(t.Total)
+	text := seconds(total)
+	if total > 0 {
+		text += fmt.Sprintf(": %.0f %% in steps, %.0f %% beside them", 100*t.Steps/total, 100*float64(t.Other)/total)
+		if lost := t.Again + t.Idle; lost > 0 {
+			text += fmt.Sprintf(", %.0f %% lost by restarts", 100*lost/total)
+		}
+	}
+	return text
+}
+
+func seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	if d < 10*time.Second {
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// sparkline draws losses with characters of eight heights.
+func sparkline(steps []history.Step, width int) string {
+	heights := []rune("▁▂▃▄▅▆▇█")
+	width = min(width, len(steps))
+	means := make([]float64, width)
+	low, high := math.Inf(1), math.Inf(-1)
+	for i := range means {
+		means[i] = float64(meanLoss(steps[i*len(steps)/width : (i+1)*len(steps)/width]))
+		if !math.IsNaN(means[i]) {
+			low, high = min(low, means[i]), max(high, means[i])
+		}
+	}
+	var b strings.Builder
+	for _, m := range means {
+		switch {
+		case math.IsNaN(m):
+			b.WriteRune('×')
+		case high == low:
+			b.WriteRune(heights[0])
+		default:
+			b.WriteRune(heights[int((m-low)/(high-low)*float64(len(heights)-1)+0.5)])
+		}
+	}
+	return b.String()
+}
