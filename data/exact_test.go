@@ -60,8 +60,24 @@ func exactRun(t *testing.T, seed uint64) {
 		return k, nil
 	})
 	shuffleSeed := r.Int64()
-	streamOf := func(batch, total, rank, world int) *Stream {
-		s, err := NewStream(StreamConfig{Len: n, Batch: batch, Total: total, Rank: rank, World: world, Shuffle: true, Seed: shuffleSeed})
+	type ordered interface {
+		Sampler
+		At(position int64) Key
+	}
+	mixed := seed%3 == 0 // several sources
+	streamOf := func(batch, total, rank, world int) ordered {
+		var s ordered
+		var err error
+		if mixed {
+			if total == 0 {
+				total = batch * world
+			}
+			s, err = NewMixture(MixtureConfig{
+				Sources: []MixtureSource{{n / 4, 0.5}, {n - n/4 - 1, 3}, {1, 1e-9}}, Total: total, Rank: rank, World: world, Seed: shuffleSeed,
+			})
+		} else {
+			s, err = NewStream(StreamConfig{Len: n, Batch: batch, Total: total, Rank: rank, World: world, Shuffle: true, Seed: shuffleSeed})
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,6 +38,11 @@ func parseSequence(order string) (sequence, error) {
 		if of, err = NewStream(c); err == nil {
 			made, s = of, sequence{of.At, int64(c.Len), c.Len, true}
 		}
+	case "mixture":
+		var of *Mixture
+		if of, err = parseMixture(order); err == nil {
+			made, s = of, sequence{of.At, int64(of.Len()), of.Len(), false}
+		}
 	case "distributed":
 		var c DistributedConfig
 		fmt.Sscanf(order, "distributed len=%d replicas=%d shuffle=%t seed=%d drop_last=%t", &c.Len, &c.NumReplicas, &c.Shuffle, &c.Seed, &c.DropLast)

@@ -71,6 +71,7 @@ func (v *Validation) Bytes() int64 { return v.bytes }
 func (v *Validation) Batch(first, rows int) TokenBatch {
 	from, to := first*v.length, (first+rows)*v.length
 	b := TokenBatch{Rows: rows, Length: v.length, Inputs: v.tokens[from:to:to], Targets: v.tokens[from+1 : to+1 : to+1]}
+	b.Counted = len(b.Targets)
 	for _, id := range b.Targets {
 		b.Bytes += int64(v.tok.Len(id))
 	}

@@ -36,6 +36,10 @@ type TokenWindow struct {
 	Tokens []int64 // [length+1]
 	Bytes  int     // that the targets stand for
 	Start  int64   // of the window in the text
+
+	// Of sequences that are made of records:
+	Ignored   []bool  // [length] targets that do not count; nil if all do
+	Documents []int64 // [length] which document an input belongs to; nil for one
 }
 
 // Windows is the [Dataset] of windows of length+1 tokens of a text, encoded
@@ -170,6 +174,9 @@ type TokenBatch struct {
 	Inputs  []int64 // [rows, length]
 	Targets []int64 // [rows, length]
 	Bytes   int64   // that the targets stand for
+
+	Counted   int     // targets that count: those that are not NoTarget
+	Documents []int64 // [rows, length] which document an input belongs to; nil for one in each row
 }
 
 // CollateTokens makes a batch of windows of one length.
@@ -188,5 +195,6 @@ func CollateTokens(windows []TokenWindow) (TokenBatch, error) {
 		copy(b.Targets[i*length:(i+1)*length], w.Tokens[1:])
 		b.Bytes += int64(w.Bytes)
 	}
+	b.Counted = len(b.Targets)
 	return b, nil
 }
