@@ -3,8 +3,13 @@
 package records
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -91,4 +96,50 @@ func unreadable(path string, err error) error {
 		err = pe.Err
 	}
 	return &Error{Path: path, Detail: "cannot be read: " + err.Error()}
+}
+
+// maxKept bounds what [Set.Keep] keeps.
+const maxKept = 4 << 30
+
+// Keep returns what compute made earlier under this name, or calls it and keeps its result in the cache.
+// The name says all that the result depends on.
+func (s *Set) Keep(name string, compute func() ([]byte, error)) ([]byte, error) {
+	h := sha256.Sum256([]byte(name))
+	at := filepath.Join(s.cache.dir, hex.EncodeToString(h[:16])+".kept")
+	if b, err := readSummed(at); err == nil {
+		return b, nil
+	}
+	b, err := compute()
+	if err != nil {
+		return nil, err
+	}
+	out, err := createTemporary(at)
+	if err != nil {
+		return nil, err
+	}
+	defer out.discard()
+	for _, part := range [][]byte{b, binary.LittleEndian.AppendUint32(nil, crc32.Checksum(b, castagnoli))} {
+		if _, err := out.Write(part); err != nil {
+			return nil, out.fail(err)
+		}
+	}
+	return b, out.keep()
+}
+
+// readSummed reads a file that ends with its sum.
+func readSummed(at string) ([]byte, error) {
+	f, err := os.Open(at)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxKept))
+	if err != nil {
+		return nil, err
+	}
+	n := len(b) - 4
+	if n < 0 || crc32.Checksum(b[:n], castagnoli) != binary.LittleEndian.Uint32(b[n:]) {
+		return nil, errors.New("it is damaged")
+	}
+	return b[:n], nil
 }

@@ -34,6 +34,7 @@ type Set struct {
 	name    string
 	sources []source
 	starts  []int // of the sources, and the end
+	cache   *cache
 }
 
 // source is a file of records.
@@ -57,7 +58,7 @@ func Open(ctx context.Context, path string, o Options) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Set{name: path, starts: []int{0}}
+	s := &Set{name: path, starts: []int{0}, cache: c}
 	for _, f := range files {
 		src, err := f.open(ctx, o, c)
 		if err != nil {
