@@ -122,7 +122,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	}
 	r.tokenizer = tok
 	if c.Context == 0 {
-		r.cfg.Context = min(tunedContext, m.Context())
+		r.cfg.Context = c.defaultContext(m)
 	}
 	if c.LoRA > 0 {
 		if err := noAdapter(dir); err != nil {
@@ -142,6 +142,14 @@ func noAdapter(path string) error {
 		return fmt.Errorf("%s is itself an adapter: give its merged model, or train without --lora", path)
 	}
 	return nil
+}
+
+// defaultContext is how many tokens a sequence has where nobody says.
+func (c LMConfig) defaultContext(m models.CausalLM) int {
+	if c.areRecords() {
+		return min(recordContext, m.Context())
+	}
+	return min(tunedContext, m.Context())
 }
 
 // fitsModel compares the settings with the model that they are for.
@@ -202,7 +210,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 		return fail(err)
 	}
 	if r.cfg.Context == 0 {
-		r.cfg.Context = min(tunedContext, r.base.Context())
+		r.cfg.Context = r.cfg.defaultContext(r.base)
 	}
 	if err := r.cfg.fitsModel(r.base, at.path); err != nil {
 		return err

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"strings"
 
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/sequences"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -33,7 +35,8 @@ type lmRun struct {
 	shards     *data.Shards
 	tokenizer  *tokenizer.Tokenizer
 	windows    data.TokenSource
-	validation *data.Validation
+	validation heldOut
+	sequences  *sequences.Data // nil where the data is no records
 
 	base   models.CausalLM
 	lora   *nn.LoRA // beside base; nil if base itself is trained
@@ -78,7 +81,7 @@ func newLMRun(cfg LMConfig, given map[string]string, group *dist.Group, report R
 
 // run makes the task and does it.
 func (r *lmRun) run(ctx context.Context) error {
-	defer r.closeShards()
+	defer r.closeData()
 	saved, err := r.prepare(ctx)
 	if err != nil {
 		return settled(err)
@@ -138,8 +141,7 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Name: "lm", About: r.about(), Model: r.base, Axes: r.axes, Optimizer: r.optimizer, Around: r.around,
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
-			inputs, targets := tensorsOf(c, batch)
-			return c.CallN(&nn.CrossEntropyLoss{}, c.Call(model.(nn.Module), inputs), targets)[0]
+			return lossOf(c, model.(nn.Module), batch)
 		},
 		Blank: func() data.TokenBatch {
 			n := r.cfg.Batch * r.cfg.Context
@@ -151,6 +153,9 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Samples: r.windows.Len(),
 		Size:    func(batch data.TokenBatch) int { return batch.Rows * batch.Length }, Unit: "tokens",
 		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
+	}
+	if r.sequences != nil {
+		t.Weigh = func(batch data.TokenBatch) float64 { return float64(batch.Counted) }
 	}
 	if r.lora != nil {
 		t.Model, t.Weights, t.WeightsFile = r.lora, r.lora.State, models.AdapterFile
@@ -197,8 +202,11 @@ func savedRecipe(s *SavedRun) (LMConfig, error) {
 // openData finds the text, its tokenizer, and the windows that are trained and
 // evaluated on.
 func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
-	if data.IsShards(r.cfg.Data) {
+	if data.IsShards(r.cfg.Data) && len(r.cfg.Mix) == 0 {
 		return r.openShards(ctx, saved)
+	}
+	if r.cfg.areRecords() {
+		return r.openRecords(ctx, saved)
 	}
 	phaseOf(ctx).enter("reading %s", cmp.Or(r.cfg.Data, "the Go standard library"))
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
@@ -261,8 +269,12 @@ func (r *lmRun) about() About {
 	if r.axes.World.Rank() != 0 {
 		return a
 	}
+	text, ok := r.validation.(*data.Validation)
+	if !ok {
+		return a
+	}
 	// Only for comparison: a text that cannot be read fails where it is used.
-	if gzip, _ := r.validation.GzipBitsPerByte(); gzip > 0 {
+	if gzip, _ := text.GzipBitsPerByte(); gzip > 0 {
 		a.Goal = fmt.Sprintf("fewer bits per byte of validation text than gzip -9: %.3f", gzip)
 		a.Beside = fmt.Sprintf("gzip -9: %.3f", gzip)
 	}
@@ -313,13 +325,21 @@ func (r *lmRun) optimizer(params []*nn.Parameter) optim.Optimizer {
 
 // feed starts making batches, from where the saved run was.
 func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[data.TokenBatch], error) {
-	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.dataSeed(),
-	})
+	total, rank, world, seed := r.cfg.size().pass(), r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.dataSeed()
+	var sampler data.Sampler
+	var err error
+	collate, o := data.CollateTokens, data.LoaderConfig{Workers: r.cfg.Workers}
+	if r.sequences != nil {
+		sampler, err = r.sequences.Sampler(total, rank, world, seed)
+		collate = data.CollateSequences(r.cfg.Context, r.rowStep())
+		r.onBadRecord(&o)
+	} else {
+		sampler, err = data.NewStream(data.StreamConfig{Len: r.windows.Len(), Total: total, Rank: rank, World: world, Shuffle: true, Seed: seed})
+	}
 	if err != nil {
 		return nil, err
 	}
-	loader, err := data.NewLoader(ctx, r.windows, sampler, data.CollateTokens, data.LoaderConfig{Workers: r.cfg.Workers}, from)
+	loader, err := data.NewLoader(ctx, r.windows, sampler, collate, o, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
 		// The settings and the text have been compared; what is left is a program of
 		// another version.
@@ -341,7 +361,7 @@ func tensorsOf(c *nn.Ctx, batch data.TokenBatch) (inputs, targets *tensor.Tensor
 // evaluate computes the bits per byte of the validation text, of which every
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
-	nats, cut := 0.0, 0.0
+	nats, counted, cut := 0.0, 0.0, 0.0
 	next, done := iter.Pull(r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch))
 	defer done()
 	together, opts := turnsOf(model, r.axes), []nn.CtxOption{r.cfg.autocast(), onDeviceOf(model)}
@@ -357,7 +377,7 @@ func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 		}
 		if !more { // for the others
 			none := make([]int64, r.cfg.Context)
-			batch = data.TokenBatch{Inputs: none, Targets: none, Rows: 1, Length: len(none)}
+			batch = data.TokenBatch{Inputs: none, Targets: none, Rows: 1, Length: len(none), Counted: len(none)}
 		}
 		loss, err := score(ctx, model.(nn.Module), batch, opts...)
 		if err != nil {
@@ -365,18 +385,24 @@ func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 		}
 		if more {
 			nats += loss
+			counted += float64(batch.Counted)
 		}
 	}
-	sum := tensor.FromFloat32([]float32{float32(nats), float32(cut)})
+	sum := tensor.FromFloat64([]float64{nats, counted, cut})
 	if err := r.axes.World.AllReduce(ctx, sum, dist.Sum); err != nil {
 		return nil, err
 	}
-	all := sum.Float32s()
-	if all[1] > 0 {
+	sum.WithFloat64s(func(all []float64) { nats, counted, cut = all[0], all[1], all[2] })
+	if cut > 0 {
 		return nil, errCut
 	}
-	bits := data.BitsPerByte(float64(all[0])/float64(r.axes.copies()), r.validation.Bytes())
-	return Metrics{{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}}, nil
+	bits := data.BitsPerByte(nats/float64(r.axes.copies()), r.validation.Bytes())
+	bytes := Metric{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}
+	if r.sequences == nil {
+		return Metrics{bytes}, nil
+	}
+	loss := nats / counted
+	return Metrics{{Name: "loss", Value: loss, Unit: "nats a token"}, {Name: "perplexity", Value: math.Exp(loss)}, bytes}, nil
 }
 
 // finish has the model write something.

@@ -52,11 +52,15 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	if given["data"] == config.Flag && cfg.Data == "" {
 		return nil, errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
 	}
-	defer r.closeShards()
+	defer r.closeData()
 	if saved != nil {
 		return r.config(), r.openData(ctx, saved)
 	}
-	if data.IsShards(r.cfg.Data) {
+	if r.cfg.areRecords() {
+		if err := r.openRecords(ctx, saved); err != nil {
+			return nil, err
+		}
+	} else if data.IsShards(r.cfg.Data) {
 		if err := r.openShards(ctx, saved); err != nil {
 			return nil, err
 		}

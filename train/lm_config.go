@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
@@ -17,7 +18,7 @@ import (
 // flag of `cohort train lm` and a key of its configuration file; package
 // internal/config explains the tags.
 type LMConfig struct {
-	Data  string `json:"data" group:"Run" usage:"{PATH} of UTF-8 text, a file or a directory, or of tokens, a directory from cohort tokenize encode; default: the Go standard library's source"`
+	Data  string `json:"data" group:"Run" usage:"{PATH} of UTF-8 text, a file or a directory; of records, such as chats (.jsonl, .json), a file, a directory or a glob; or of tokens, a directory from cohort tokenize encode; default: the Go standard library's source"`
 	Steps int    `json:"steps" usage:"number of training steps"`
 
 	Vocab   int `json:"vocab" run:"fixed" group:"Model" usage:"entries of the tokenizer's vocabulary"`
@@ -31,6 +32,8 @@ type LMConfig struct {
 	Beta2       float64 `json:"beta2" usage:"AdamW's second decay rate"`
 	Warmup      float64 `json:"warmup" usage:"share of the steps, 0 to 1, in which the learning rate rises"`
 	LRFloor     float64 `json:"lr_floor" usage:"share of the learning rate, 0 to 1, that is left at the end"`
+
+	RecordConfig
 
 	ExpertConfig
 
@@ -53,6 +56,7 @@ func DefaultLM() LMConfig {
 		LR: 7e-3, WeightDecay: 0.1, Beta2: 0.95, Warmup: 0.05, LRFloor: 0.02,
 		EvalTokens: 1 << 16, SampleTokens: 200,
 	}
+	c.OnError = data.Fail.String()
 	c.Batch, c.Clip, c.EvalEvery, c.SaveEvery, c.Balance = 4, 1, 1000, 1000, 0.01
 	return c
 }
@@ -66,6 +70,9 @@ func (c LMConfig) Validate() error {
 		return err
 	}
 	if err := c.validateExperts(); err != nil {
+		return err
+	}
+	if err := c.validateRecords(); err != nil {
 		return err
 	}
 	if err := c.validateSplit(); err != nil {

@@ -212,7 +212,7 @@ func (s *scored) addWindows(ctx context.Context, m models.CausalLM, windows *dat
 			return err
 		}
 		s.nats += nats
-		s.tokens += batch.Rows * batch.Length
+		s.tokens += batch.Counted
 	}
 	s.bytes += windows.Bytes()
 	return nil
@@ -223,7 +223,24 @@ func score(ctx context.Context, m nn.Module, batch data.TokenBatch, opts ...nn.C
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
+	loss := lossOf(c, m, batch)
+	if batch.Counted == 0 {
+		return 0, nil
+	}
+	return loss.Item() * float64(batch.Counted), nil
+}
+
+// lossOf computes the mean loss of the targets of a batch that count. It is 0 if none does.
+func lossOf(c *nn.Ctx, m nn.Module, batch data.TokenBatch) *tensor.Tensor {
+	on := tensor.On(c.Device())
 	inputs, targets := tensorsOf(c, batch)
-	loss := tensor.CrossEntropy(c.Call(m, inputs), targets)
-	return loss.Item() * float64(batch.Rows*batch.Length), nil
+	within := c
+	if batch.Documents != nil {
+		within = c.WithDocuments(on.FromInt64(batch.Documents, batch.Rows, batch.Length))
+	}
+	logits := within.Call(m, inputs)
+	if batch.Counted > 0 {
+		return c.CallN(&nn.CrossEntropyLoss{}, logits, targets)[0]
+	}
+	return c.CallN(&nn.CrossEntropyLoss{Reduction: tensor.ReduceSum}, logits, targets)[0]
 }

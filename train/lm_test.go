@@ -100,6 +100,10 @@ func runWith(t *testing.T, numRanks int, c LMConfig, l *log, explicit ...string)
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Minute, errors.New("the test's limit"))
 	defer cancel()
+	return spawnLM(ctx, numRanks, c, l, explicit...)
+}
+
+func spawnLM(ctx context.Context, numRanks int, c LMConfig, l *log, explicit ...string) error {
 	return dist.Spawn(ctx, numRanks, func(ctx context.Context, g *dist.Group) error {
 		return LM(ctx, g, c, flags(explicit), l)
 	})

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -140,13 +142,18 @@ type share struct {
 func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.opt.ZeroGrad()
 	r.vote.begin()
-	passes := make([]parallel.Microbatch, r.o.Accumulate)
-	for i := range passes {
-		batch, weight, err := r.next(ctx, &mine)
-		if err != nil {
+	batches, weights := make([]B, r.o.Accumulate), make([]float64, r.o.Accumulate)
+	for i := range batches {
+		if batches[i], weights[i], err = r.next(ctx, &mine); err != nil {
 			return mine, err
 		}
-		passes[i] = r.pass(i, batch, weight)
+	}
+	if err := r.weigh(ctx, batches, weights); err != nil {
+		return mine, err
+	}
+	passes := make([]parallel.Microbatch, r.o.Accumulate)
+	for i := range passes {
+		passes[i] = r.pass(i, batches[i], weights[i])
 	}
 	loss, err := r.model.Step(ctx, passes)
 	if err != nil {
@@ -177,6 +184,37 @@ func (r *trainer[B]) pass(i int, batch B, weight float64) parallel.Microbatch {
 			return loss
 		},
 	}
+}
+
+// weigh replaces the weights of a step's batches, if the task says what counts in them: each batch
+// weighs what counts in it, divided by what counts in those of all ranks and passes. The ranks that
+// take the same samples count once.
+func (r *trainer[B]) weigh(ctx context.Context, batches []B, weights []float64) error {
+	if r.task.Weigh == nil {
+		return nil
+	}
+	sum := 0.0
+	for i, batch := range batches {
+		weights[i] = r.task.Weigh(batch)
+		if !(weights[i] >= 0) || math.IsInf(weights[i], 1) {
+			return fmt.Errorf("Task.Weigh says that %v counts in a batch, want a finite number from 0 on", weights[i])
+		}
+		sum += weights[i]
+	}
+	if r.axes.World.Size() > 1 {
+		all := tensor.FromFloat64([]float64{sum})
+		if err := r.axes.World.AllReduce(ctx, all, dist.Sum); err != nil {
+			return fmt.Errorf("count what the loss counts: %w", err)
+		}
+		sum = all.Item() / float64(r.axes.copies())
+	}
+	if sum == 0 {
+		return errors.New("nothing in the batches of this step counts in the loss: take more samples in a step, or leave out those in which nothing counts")
+	}
+	for i := range weights {
+		weights[i] *= float64(r.axes.Data.Size()) / sum // Step takes the mean over the ranks
+	}
+	return nil
 }
 
 // lossError says that Task.Loss returned what no mean is.

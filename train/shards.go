@@ -65,16 +65,23 @@ func (r *lmRun) openShards(ctx context.Context, saved *SavedRun) (err error) {
 	return nil
 }
 
-func (r *lmRun) closeShards() {
+// closeData closes files that were only read: nothing is lost.
+func (r *lmRun) closeData() {
 	if r.shards != nil {
-		r.shards.Close() // read only: nothing is lost
+		r.shards.Close()
+	}
+	if r.sequences != nil {
+		r.sequences.Close()
 	}
 }
 
 // dataName says where the data is, for people.
 func (r *lmRun) dataName() string {
-	if r.shards != nil {
+	switch {
+	case r.shards != nil:
 		return r.shards.Dir
+	case r.sequences != nil:
+		return r.sequences.Names()
 	}
 	return r.corpus.Name
 }
@@ -83,6 +90,9 @@ func (r *lmRun) dataName() string {
 func (r *lmRun) describeData() string {
 	if s := r.shards; s != nil {
 		return fmt.Sprintf("tokens of %s in %s: %d to train on, %d to validate", s.Source, s.Dir, s.Train.Len(), s.Validation.Len())
+	}
+	if r.sequences != nil {
+		return r.sequences.String()
 	}
 	return fmt.Sprintf("%s: %s to train on, %s to validate",
 		r.corpus.Name, data.ByteSize(r.corpus.Train.Size()), data.ByteSize(r.corpus.Validation.Size()))

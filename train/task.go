@@ -40,11 +40,16 @@ type Task[B any] struct {
 	WeightsFile string
 
 	// Loss runs the model, as it is wrapped, on a batch and returns the mean
-	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y). Where
+	// loss of its samples, or of what Weigh says: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y). Where
 	// ranks may share the classes or the sequence of a sample, call the loss as a module:
 	// c.CallN(&nn.CrossEntropyLoss{}, c.Call(model.(nn.Module), x), y)[0]. A pipeline
 	// calls Loss more than once for a batch, and may end the call by a panic.
 	Loss func(c *nn.Ctx, model any, batch B) *tensor.Tensor
+	// Weigh says how much of a batch counts in the loss of a step, such as the number of tokens
+	// whose loss Loss has the mean of. The loss of a step is then the mean over what counts in
+	// the batches of all ranks and passes, however these are shared out. nil: each sample
+	// weighs the same.
+	Weigh func(batch B) float64
 	// Blank makes a batch of the size of Feed's, whose values mean nothing. With it Run
 	// predicts before the first step how much memory a step takes: it calls Loss once on
 	// tensor.Meta. nil is no prediction.
