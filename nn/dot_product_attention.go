@@ -18,6 +18,9 @@ type DotProductAttention struct {
 	Causal bool
 	// Scale multiplies q·kᵀ; 0 is 1/√HeadDim.
 	Scale float64
+	// SoftCap c takes each score x to c·tanh(x/c); 0 leaves them. See
+	// tensor.AttentionOptions.
+	SoftCap float64
 	// Window is how many tokens one sees, itself among them; 0 is all. It wants Causal.
 	Window int
 	// Dropout is the share of the attention's weights that training drops.
@@ -34,7 +37,7 @@ type DotProductAttention struct {
 // ([Ctx.WithDocuments]) a token sees its own document alone.
 func (m *DotProductAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 	WantInputs("DotProductAttention", x, "queries, keys and values in one tensor, or in three and perhaps a mask", 1, 3, 4)
-	o := tensor.AttentionOptions{Causal: m.Causal, Scale: m.Scale, Part: c.part}
+	o := tensor.AttentionOptions{Causal: m.Causal, Scale: m.Scale, SoftCap: m.SoftCap, Part: c.part}
 	if m.Window > 0 && !m.Causal {
 		panic(tensor.NewError("DotProductAttention", x, "a window of %d wants Causal", m.Window))
 	}

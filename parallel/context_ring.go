@@ -67,7 +67,7 @@ func (p *contextPass) ring(c *nn.Ctx, m *nn.DotProductAttention, x []*tensor.Ten
 	} else {
 		r.q, r.k, r.v = inputs[0], inputs[1], inputs[2]
 	}
-	o := tensor.AttentionOptions{Scale: m.Scale, Part: c.AttentionPart()}
+	o := tensor.AttentionOptions{Scale: m.Scale, SoftCap: m.SoftCap, Part: c.AttentionPart()}
 	o.Part.Time, o.Part.KeyTime = p.z.time, p.z.time
 	if c.Training() {
 		o.Dropout, o.Generator = m.Dropout, c.Generator()

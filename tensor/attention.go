@@ -21,6 +21,9 @@ type AttentionOptions struct {
 	Causal bool
 	// Scale multiplies q·kᵀ; 0 is 1/√dim.
 	Scale float64
+	// SoftCap c takes each scaled score x to c·tanh(x/c) before the mask is added, so that
+	// none is larger than c (Gemma 2, arXiv 2408.00118); 0 leaves them.
+	SoftCap float64
 	// Dropout is the share of probabilities that are set to zero, in [0, 1); it
 	// needs a Generator, and draws one stream of it.
 	Dropout   float64
@@ -145,10 +148,13 @@ type attentionParams struct {
 
 func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attentionParams {
 	p := attentionParams{AttentionParams: device.AttentionParams{
-		Causal: o.Causal, Scale: float32(o.Scale), Dropout: float32(o.Dropout), Part: device.AttentionPart(o.Part),
+		Causal: o.Causal, Scale: float32(o.Scale), SoftCap: float32(o.SoftCap), Dropout: float32(o.Dropout), Part: device.AttentionPart(o.Part),
 	}}
 	if o.Scale == 0 {
 		p.Scale = float32(1 / math.Sqrt(float64(dim)))
+	}
+	if !(o.SoftCap >= 0) || math.IsInf(o.SoftCap, 1) {
+		fail("attention", operands, "the bound of scores is %v, want a positive number, or 0 for none", o.SoftCap)
 	}
 	if !(o.Dropout >= 0 && o.Dropout < 1) {
 		fail("attention", operands, "the share that dropout takes is %v, want one in [0, 1)", o.Dropout)
@@ -233,6 +239,9 @@ func attentionWeights(p attentionParams, q, k *Tensor) *Tensor {
 func attentionScores(p attentionParams, q, k *Tensor) *Tensor {
 	k = k.repeatHeads(q.shape[2])
 	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).To(Float32).MulScalar(float64(p.Scale))
+	if p.SoftCap != 0 {
+		scores = scores.MulScalar(1 / float64(p.SoftCap)).Tanh().MulScalar(float64(p.SoftCap))
+	}
 	if p.mask != nil {
 		scores = scores.Add(p.mask)
 	}

@@ -45,6 +45,17 @@ func attentionCases(dev Device) []opCase {
 			},
 		},
 		{
+			name: "attention soft cap", shapes: [][]int{{1, 3, 4, 5}, {1, 4, 2, 5}, {1, 4, 2, 5}, {4, 3, 4}},
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Causal: true, SoftCap: 0.8, Mask: in[3]})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{
+					cap: 0.8, seen: naiveCausal(3, 4), bias: func(_, head, query, key int) float64 { return in[3].at(head, query, key) },
+				})
+			},
+		},
+		{
 			name: "attention bool mask", shapes: [][]int{{2, 2, 2, 4}, {2, 5, 1, 4}, {2, 5, 1, 4}},
 			apply: func(in []*Tensor) *Tensor {
 				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: seen})
@@ -130,6 +141,7 @@ func attentionCases(dev Device) []opCase {
 // naiveOptions are functions of batch, head, query and key; nil ones do nothing.
 type naiveOptions struct {
 	scale      float64 // 0 is 1/√dim
+	cap        float64 // 0 is none
 	seen       func(batch, head, query, key int) bool
 	bias, keep func(batch, head, query, key int) float64
 }
@@ -152,6 +164,9 @@ func naiveAttention(q, k, v array, o naiveOptions) array {
 		for key := range scores.data {
 			for d := range dim {
 				scores.data[key] += q.at(b, t, h, d) * k.at(b, key, h/group, d) * o.scale
+			}
+			if o.cap != 0 {
+				scores.data[key] = o.cap * math.Tanh(scores.data[key]/o.cap)
 			}
 			if o.bias != nil {
 				scores.data[key] += o.bias(b, h, t, key)

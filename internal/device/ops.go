@@ -132,14 +132,14 @@ func (ClipScale) opName() string           { return "clip scale" }
 
 // AttentionParams are what an attention and its gradient have in common. A query
 // sees all keys; with Causal, query t sees those up to t + keyTime - time. Scale
-// multiplies q·kᵀ. Dropout is the share of the probabilities that become zero,
+// multiplies q·kᵀ; SoftCap c then takes x to c·tanh(x/c), 0 does not. Dropout is the share of the probabilities that become zero,
 // by the counter-based generator of Key and its Stream, and by the place in the whole
 // attention of which this is a Part.
 type AttentionParams struct {
-	Causal         bool
-	Scale, Dropout float32
-	Key, Stream    uint64
-	Part           AttentionPart
+	Causal                  bool
+	Scale, SoftCap, Dropout float32
+	Key, Stream             uint64
+	Part                    AttentionPart
 }
 
 // AttentionPart says of which attention another one is a part: how many heads,

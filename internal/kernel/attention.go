@@ -39,6 +39,9 @@ type AttentionShape struct {
 	Causal bool
 	// Scale multiplies q·kᵀ; usually 1/√Dim.
 	Scale float32
+	// SoftCap c takes each scaled score x to c·tanh(x/c), before the mask (Gemma 2); 0
+	// leaves them.
+	SoftCap float32
 	// Mask is added after Scale. A query whose keys all have -Inf sees none.
 	Mask AttentionMask
 	// Dropout is the share of probabilities that are set to zero; the others

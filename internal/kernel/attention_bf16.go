@@ -10,8 +10,8 @@ type HeadsBF16 struct {
 	Batch, Time, Head int
 }
 
-// Attention of bfloat16 without instructions for pairs of it, or with a mask or
-// dropout, is computed in float32: operands are widened into scratch, where the
+// Attention of bfloat16 without instructions for pairs of it, or with a mask, dropout
+// or a bound of scores, is computed in float32: operands are widened into scratch, where the
 // rows of a head lie densely, and results are rounded once.
 
 // AttentionBF16 is [Attention] of bfloat16; lse is float32.

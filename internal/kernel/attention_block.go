@@ -169,6 +169,7 @@ func (x *attention) forward(task int) {
 				x.prefetch(task, i, rows, queries[:], keyed[:])
 			}
 			t.multiplyKeys(scores, rows, q, q.base(b, h)+i*q.Time, keys, visible, s.Scale)
+			x.capScores(scores, nil, t.scores, i, rows)
 			x.addMask(scores, t.scores, b, h, i, rows)
 			n, step := t.visibleAt(i)
 			softmaxRows(&scores[0], t.scores, rows, n, step, roundUp(visible, t.nr), &top[i], &sum[i])
@@ -219,14 +220,18 @@ func (x *attention) backward(task int) {
 	if s.Dropout > 0 {
 		keepLength = roundUp(t.mr*t.scores, 16)
 	}
-	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16 + keepLength)
+	slopesLength := 0
+	if s.SoftCap != 0 {
+		slopesLength = roundUp(t.mr*t.scores, 16)
+	}
+	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16 + keepLength + slopesLength)
 	defer scratchList.put(mem)
 	t.rest = mem.floats
 	keyColumns, valueColumns := t.packColumns(k, k.base(b, hk)), t.packColumns(v, v.base(b, hk))
 	keyRows := t.packRows(k, k.base(b, hk), s.KeyTime)
 	queryRows, doutRows := t.cut(t.rowsLength(s.Time)), t.cut(t.rowsLength(s.Time))
 	p, g := t.cut(block*t.scores), t.cut(block*t.scores)
-	delta, keep := t.cut(t.mr), t.cut(keepLength)
+	delta, keep, slopes := t.cut(t.mr), t.cut(keepLength), t.cut(slopesLength)
 	queries, keyed := [...]*Heads{q, dout, out}, [...]*Heads{k, v}
 	for h := h0; h < h0+x.span; h++ {
 		t.packRowsTo(queryRows, q, q.base(b, h), s.Time)
@@ -245,6 +250,7 @@ func (x *attention) backward(task int) {
 				t.multiplyKeys(pi, rows, q, q.base(b, h)+i*q.Time, keyColumns, visible, s.Scale)
 				t.multiplyKeys(gi, rows, dout, doutAt, valueColumns, visible, 1)
 				dotRows(&delta[0], &dout.Data[doutAt], dout.Time, &out.Data[out.base(b, h)+i*out.Time], out.Time, rows, s.Dim)
+				x.capScores(pi, slopes, t.scores, i, rows)
 				x.addMask(pi, t.scores, b, h, i, rows)
 				x.dropGradients(gi, keep, t.scores, b, h, i, rows)
 				n, step := t.visibleAt(i)
@@ -252,6 +258,7 @@ func (x *attention) backward(task int) {
 				end := min(t.keyPad, roundUp(roundUp(visible, t.mr), t.nr))
 				gradientRows(&pi[0], &gi[0], t.scores, rows, n, step, end, &lse[i], &delta[0], s.Scale)
 				x.clearUnseen(pi, gi, t.scores, end, lse[i:i+rows])
+				x.capGradients(gi, slopes, t.scores, i, rows)
 				x.dropAgain(pi, keep, t.scores, rows)
 				t.multiplyRows(dq, dq.base(b, h)+i*dq.Time, rows, gi, t.scores, 1, keyRows, s.KeyTime, 0, visible, 0)
 			}

@@ -36,6 +36,7 @@ func (x *attention) decode(i int) {
 			}
 			row := scores[:visible]
 			vec().mulScalar(row, row, s.Scale)
+			x.capScores(scores, nil, 0, t, 1)
 			x.addMask(scores, 0, b, h, t, 1)
 			softmaxRows(&scores[0], pad, 1, visible, 0, roundUp(visible, nr), &top[t], &sum[t])
 			vec().mulScalar(row, row, x.weight(row, top[t], &sum[t]))

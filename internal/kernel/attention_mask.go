@@ -6,6 +6,37 @@ package kernel
 // stride elements apart; row r belongs to query first+r of head h of batch
 // entry b.
 
+// capScores bounds the scores that are seen by SoftCap. slopes, if it is not nil, gets the
+// derivative at each, for capGradients.
+func (x *attention) capScores(scores, slopes []float32, stride, first, rows int) {
+	if x.SoftCap == 0 {
+		return
+	}
+	for r := range rows {
+		row := scores[r*stride:][:x.visible(first+r)]
+		vec().mulScalar(row, row, 1/x.SoftCap)
+		vec().tanh(row, row)
+		if slopes != nil {
+			slope := slopes[r*stride:][:len(row)]
+			vec().mul(slope, row, row)
+			vec().mulScalar(slope, slope, -1)
+			vec().addScalar(slope, slope, 1)
+		}
+		vec().mulScalar(row, row, x.SoftCap)
+	}
+}
+
+// capGradients takes gradients of bounded scores to those of the scores.
+func (x *attention) capGradients(g, slopes []float32, stride, first, rows int) {
+	if x.SoftCap == 0 {
+		return
+	}
+	for r := range rows {
+		row := g[r*stride:][:x.visible(first+r)]
+		vec().mul(row, row, slopes[r*stride:][:len(row)])
+	}
+}
+
 // addMask adds the mask to the scores that are seen.
 func (x *attention) addMask(scores []float32, stride, b, h, first, rows int) {
 	m := &x.Mask

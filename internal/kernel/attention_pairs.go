@@ -18,9 +18,9 @@ type attentionPairs struct {
 }
 
 // takesPairs reports whether attentionPairs does a call: rows are read as pairs
-// of channels, and there is neither a mask nor dropout.
+// of channels, and there is neither a mask, nor dropout, nor a bound of scores.
 func takesPairs(s *AttentionShape, operands ...HeadsBF16) bool {
-	ok := usePairs && useISA == avx512 && !s.empty() && s.Dim%2 == 0 && s.Mask.Data == nil && s.Dropout == 0
+	ok := usePairs && useISA == avx512 && !s.empty() && s.Dim%2 == 0 && s.Mask.Data == nil && s.Dropout == 0 && s.SoftCap == 0
 	for i := range operands {
 		ok = ok && operands[i].Time%2 == 0
 	}

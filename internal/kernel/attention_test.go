@@ -63,7 +63,10 @@ func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle
 		}
 		for t := range s.Time {
 			visible := s.visible(t)
-			p := make([]float64, visible)
+			p, slope := make([]float64, visible), make([]float64, visible)
+			for j := range slope {
+				slope[j] = 1
+			}
 			var sum float64
 			top := math.Inf(-1)
 			for j := range p {
@@ -71,6 +74,10 @@ func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle
 					p[j] += q.at(s, b, h, t, d) * k.at(s, b, hk, j, d)
 				}
 				p[j] *= float64(s.Scale)
+				if c := float64(s.SoftCap); c != 0 {
+					bent := math.Tanh(p[j] / c)
+					p[j], slope[j] = c*bent, 1-bent*bent
+				}
 				if m := s.Mask; m.Data != nil {
 					p[j] += float64(m.Data[b*m.Batch+h*m.Head+t*m.Time+j])
 				}
@@ -100,7 +107,7 @@ func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle
 				var y, dy float64
 				for j := range p {
 					y += p[j] * v.at(s, b, hk, j, d) * kept(j)
-					ds := p[j] * (dp[j] - delta) * float64(s.Scale)
+					ds := p[j] * (dp[j] - delta) * slope[j] * float64(s.Scale)
 					dy += ds * k.at(s, b, hk, j, d)
 					dk[j*s.Dim+d] += ds * q.at(s, b, h, t, d)
 				}
@@ -199,6 +206,11 @@ func TestAttention(t *testing.T) {
 					checkAttentionShape(t, r, p, s)
 					s.Mask = AttentionMask{Data: mask}
 					checkAttentionShape(t, r, p, s)
+					s.SoftCap = 1.5 // with a mask for all, and without one
+					checkAttentionShape(t, r, p, s)
+					s.Mask = AttentionMask{}
+					checkAttentionShape(t, r, p, s)
+					s.SoftCap = 0
 				}
 			}
 		}

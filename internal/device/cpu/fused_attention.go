@@ -61,7 +61,7 @@ func (c *CPU) attention(op device.Op, a []device.Array) bool {
 func attentionShape(p device.AttentionParams, q, k, mask device.Array) kernel.AttentionShape {
 	s := kernel.AttentionShape{
 		Batch: q.Shape[0], Heads: q.Shape[2], Time: q.Shape[1], KeyTime: k.Shape[1], Dim: q.Shape[3],
-		KeyHeads: k.Shape[2], Causal: p.Causal, Scale: p.Scale,
+		KeyHeads: k.Shape[2], Causal: p.Causal, Scale: p.Scale, SoftCap: p.SoftCap,
 		Dropout: p.Dropout, Random: random.Philox{Key: p.Key}, Stream: p.Stream, Part: kernel.AttentionPart(p.Part),
 	}
 	if mask.Ptr != nil {
