@@ -246,11 +246,8 @@ func (a adapterConfig) sizeFor(name string) nn.LoRASize {
 
 // defaultTargets are those that PEFT takes where a configuration has none.
 func defaultTargets(m Pretrained) []string {
-	switch m := m.(type) {
-	case CausalLM:
+	if m, ok := m.(interface{ LoRATargets() []string }); ok {
 		return m.LoRATargets()
-	case *BERT:
-		return []string{"query", "value"}
 	}
 	return nil
 }

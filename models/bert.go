@@ -26,6 +26,11 @@ type BERTConfig struct {
 	Activation       Activation // "" is "gelu"
 	Untied           bool       // the output layer has weights of its own
 	Headless         bool       // there is no output layer: the model returns features
+	// Classes is a head that predicts classes, in place of the output layer; nil for none.
+	Classes *Classes
+	// Pooler keeps the layer after the first token of a headless model. No result
+	// depends on it: it is there for who opens the weights with other tools.
+	Pooler bool
 }
 
 // Validate reports a size that makes no model.
@@ -52,7 +57,7 @@ func (g BERTConfig) Validate() error {
 	if !(g.Dropout >= 0 && g.Dropout < 1) || !(g.Epsilon >= 0) {
 		return fmt.Errorf("models: a BERT with dropout %v and epsilon %v: want 0 ≤ dropout < 1 and a positive epsilon", g.Dropout, g.Epsilon)
 	}
-	return nil
+	return g.Classes.validate("BERT")
 }
 
 func (g BERTConfig) attentionDropout() float64 {
@@ -76,12 +81,14 @@ func (g BERTConfig) withDefaults() BERTConfig {
 }
 
 // BERT is the encoder of Devlin et al. 2018 (arXiv 1810.04805) with the head of
-// its masked language model, under their Hugging Face names. The output layer is
-// the table of words again, unless the configuration unties it.
+// its masked language model or one for classes, under their Hugging Face names. The
+// output layer is the table of words again, unless the configuration unties it.
 type BERT struct {
-	Config  BERTConfig   `name:"-"`
-	Encoder *BERTEncoder `name:"bert"`
-	Head    *BERTHead    `name:"cls"` // nil if headless
+	Config     BERTConfig   `name:"-"`
+	Encoder    *BERTEncoder `name:"bert"`
+	Head       *BERTHead    `name:"cls"`        // nil if headless, or for classes
+	Classifier *nn.Linear   `name:"classifier"` // nil unless for classes
+	Dropout    *nn.Dropout  // before the classifier
 }
 
 // NewBERT returns a BERT with the paper's first values: weights of deviation
@@ -92,7 +99,10 @@ func NewBERT(b *nn.Build, g BERTConfig) *BERT {
 	}
 	g = g.withDefaults()
 	m := &BERT{Config: g}
-	if !g.Headless {
+	switch {
+	case g.Classes != nil:
+		m.Classifier, m.Dropout = newBERTLinear(b, g.Width, len(g.Classes.Names)), nn.NewDropout(g.Classes.dropout(g.Dropout))
+	case !g.Headless:
 		act := g.Activation.or("gelu")
 		head := &BERTPrediction{Transform: &BERTTransform{Dense: newBERTLinear(b, g.Width, g.Width), Norm: newBERTNorm(b, g), act: act}}
 		if g.Untied {
@@ -103,12 +113,18 @@ func NewBERT(b *nn.Build, g BERTConfig) *BERT {
 		m.Head = &BERTHead{Predictions: head}
 	}
 	m.Encoder = newBERTEncoder(b, g)
+	switch {
+	case g.Classes != nil && g.Classes.Of == OfSequences:
+		m.Encoder.Pooler = &BERTDense{newBERTLinear(b, g.Width, g.Width)}
+	case g.Classes == nil && g.Headless && g.Pooler:
+		m.Encoder.Pooler = newUnusedPooler(b, g.Width)
+	}
 	return m
 }
 
 // Forward turns int64 token ids [batch, time], all of segment 0 and none of them
 // padding, into logits [batch, time, vocab]; a headless model's are features
-// [batch, time, width].
+// [batch, time, width], and those of classes [batch, classes] or [batch, time, classes].
 func (m *BERT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return m.ForwardN(c, ids)[0]
 }
@@ -118,7 +134,13 @@ func (m *BERT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 func (m *BERT) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("BERT", in, bertInputs, 1, 2, 3)
 	h := c.CallN(m.Encoder, in...)[0]
-	if m.Head == nil {
+	switch {
+	case m.Classifier != nil:
+		if m.Encoder.Pooler != nil {
+			h = c.Call(m.Encoder.Pooler.Dense, h.Select(1, 0)).Tanh()
+		}
+		return []*tensor.Tensor{c.Call(m.Classifier, c.Call(m.Dropout, h))}
+	case m.Head == nil:
 		return []*tensor.Tensor{h}
 	}
 	p := m.Head.Predictions
@@ -136,6 +158,7 @@ const bertInputs = "ids and perhaps segments and a mask"
 type BERTEncoder struct {
 	Embeddings *BERTEmbeddings
 	Layers     *BERTLayers `name:"encoder"`
+	Pooler     *BERTDense  // nil if nobody wants it; the model calls it
 }
 
 func newBERTEncoder(b *nn.Build, g BERTConfig) *BERTEncoder {
@@ -181,6 +204,8 @@ type BERTEmbeddings struct {
 	Segments  *nn.Embedding `name:"token_type_embeddings"`
 	Norm      *nn.LayerNorm `name:"LayerNorm"`
 	Dropout   *nn.Dropout
+
+	counted *int // RoBERTa's positions: this word has none, and the others begin after its number
 }
 
 func (e *BERTEmbeddings) embed(c *nn.Ctx, ids, segments *tensor.Tensor) *tensor.Tensor {
@@ -188,7 +213,14 @@ func (e *BERTEmbeddings) embed(c *nn.Ctx, ids, segments *tensor.Tensor) *tensor.
 		segments = c.Tape().Const(tensor.New(ids.Device(), tensor.Int64, 1))
 	}
 	x := c.Call(e.Words, ids).Add(c.Call(e.Segments, segments))
-	x = x.Add(c.Call(e.Positions, c.Positions(ids.Dim(-1))))
+	positions := (*tensor.Tensor)(nil)
+	if e.counted == nil {
+		positions = c.Positions(ids.Dim(-1))
+	} else {
+		words := ids.NeScalar(float64(*e.counted)).To(tensor.Float32)
+		positions = words.CumSum(-1).Mul(words).AddScalar(float64(*e.counted)).To(tensor.Int64)
+	}
+	x = x.Add(c.Call(e.Positions, positions))
 	return c.Call(e.Dropout, c.Call(e.Norm, x))
 }
 

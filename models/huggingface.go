@@ -20,8 +20,8 @@ import (
 )
 
 // Pretrained is a model that Hugging Face's tools know too: a [GPT], a [Llama]
-// or a [BERT]. As an nn.Module it maps int64 token ids [batch, time] to logits
-// [batch, time, vocab], or those of a BERT without its head to features.
+// or an [Encoder]. As an nn.Module it maps int64 token ids [batch, time] to logits
+// [batch, time, vocab], or to what an encoder's head computes.
 type Pretrained interface {
 	nn.Module
 	// HuggingFaceConfig returns the config.json that makes Hugging Face's tools
@@ -44,6 +44,8 @@ type loading struct {
 	notice func(text string)
 	ctx    context.Context
 	from   storage.Storage // nil: a directory
+	head   *Head           // of an encoder; nil is the folder's
+	first  *nn.Build       // of a head that the folder lacks
 }
 
 // WithNotice calls f with a sentence about what is in a folder and changes nothing
@@ -67,9 +69,13 @@ func WithStorage(ctx context.Context, from storage.Storage) LoadOption {
 // releases drop the output layer. Weights become float32, rounded if they have
 // more.
 func LoadHuggingFace(dir string, opts ...LoadOption) (m Pretrained, err error) {
-	err = openHuggingFace(dir, opts, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
-		m = build(&nn.Build{})
-		return checkpoint.LoadTensors(src, nn.StateDict(m).All(), inFloat32...)
+	err = openHuggingFace(dir, opts, func(src checkpoint.Source, p *parsed) error {
+		b := &nn.Build{}
+		if p.first != nil {
+			b = p.first
+		}
+		m = p.build(b)
+		return loadInto(src, m, p.fresh())
 	})
 	if err != nil {
 		return nil, err
@@ -85,8 +91,8 @@ var inFloat32 = []checkpoint.LoadOption{checkpoint.WithWidening(), checkpoint.Wi
 // reports what LoadHuggingFace would, but for errors of the disk, and reads no
 // weights but those of an output layer that may be the table of tokens again.
 func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
-	err = openHuggingFace(dir, opts, func(_ checkpoint.Source, build func(*nn.Build) Pretrained) error {
-		m = build(&nn.Build{Device: tensor.Meta})
+	err = openHuggingFace(dir, opts, func(_ checkpoint.Source, p *parsed) error {
+		m = p.build(&nn.Build{Device: tensor.Meta})
 		return nil
 	})
 	return m, err
@@ -96,8 +102,8 @@ func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
 // other, in the order of the model's state. A tensor has no memory any more when the next
 // one is read.
 func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error, opts ...LoadOption) error {
-	return openHuggingFace(dir, opts, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
-		for _, s := range nn.StateDict(build(&nn.Build{Device: tensor.Meta})) {
+	return openHuggingFace(dir, opts, func(src checkpoint.Source, p *parsed) error {
+		for _, s := range nn.StateDict(p.build(&nn.Build{Device: tensor.Meta})) {
 			one, err := checkpoint.Rename(src, func(name string) string {
 				if name != s.Name {
 					return ""
@@ -121,8 +127,8 @@ func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error, opts ...Loa
 }
 
 // openHuggingFace calls use with the tensors of a folder, under our names, and
-// with what builds the model that they have been compared with.
-func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Source, build func(*nn.Build) Pretrained) error) error {
+// with the model that they have been compared with.
+func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Source, p *parsed) error) error {
 	var o loading
 	for _, opt := range opts {
 		opt(&o)
@@ -139,10 +145,14 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	if len(p.unknown) > 0 && o.notice != nil {
 		o.notice(fmt.Sprintf("config.json in %s has settings that are not known here, and are left alone: %s", dir, strings.Join(p.unknown, ", ")))
 	}
-	names, err := p.settle(f)
+	if o.head != nil && p.heads == nil {
+		return fmt.Errorf("models: %s holds no encoder, whose head can be another: a BERT, RoBERTa, XLM-R, MiniLM or DistilBERT is one", dir)
+	}
+	names, err := p.settle(f, o.head)
 	if err != nil {
 		return err
 	}
+	p.first = o.first
 	// The configuration is only what a file says: nothing is allocated for it
 	// before the weights agree.
 	outline := nn.StateDict(p.build(&nn.Build{Device: tensor.Meta}))
@@ -159,10 +169,10 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	if err != nil {
 		return err
 	}
-	if err := checkpoint.MatchTensors(src, outline.All(), inFloat32...); err != nil {
+	if err := checkpoint.MatchTensors(src, without(outline, p.fresh()).All(), inFloat32...); err != nil {
 		return err
 	}
-	return use(src, p.build)
+	return use(src, p)
 }
 
 // weights are the tensors of a folder.
@@ -223,8 +233,16 @@ type parsed struct {
 	table, output string
 	tied          bool
 	untie         func() // makes build give the output layer weights of its own
-	bert          *BERTConfig
-	headed        bool // config.json says that a BERT has its output layer
+	heads         *heads // of an encoder; nil for other models
+	first         *nn.Build
+}
+
+// fresh names the tensors of a new head, which the folder has not.
+func (p *parsed) fresh() []string {
+	if p.heads == nil {
+		return nil
+	}
+	return p.heads.fresh
 }
 
 // parsePretrained reads a config.json.
@@ -260,15 +278,10 @@ func parsePretrained(config []byte) (*parsed, error) {
 			build: func(b *nn.Build) Pretrained { return NewMoETransformer(b, g) }, rename: (*MoETransformer)(nil).fromHuggingFace,
 			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
 		}
-	case "bert":
-		g := new(BERTConfig)
-		*g, err = parseBERT(&c)
-		p = &parsed{
-			build: func(b *nn.Build) Pretrained { return NewBERT(b, *g) }, rename: (*BERT)(nil).fromHuggingFace, bert: g,
-			table: "bert.embeddings.word_embeddings.weight", output: "cls.predictions.decoder.weight", tied: !g.Untied, untie: func() { g.Untied = true }, headed: c.has("architectures") && !g.Headless,
-		}
+	case "bert", robertaType, xlmRobertaType, "distilbert":
+		p, err = parseEncoder(&c, kind)
 	default:
-		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral, bert and %s", kind, moeType)
+		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral, bert, roberta, xlm-roberta, distilbert and %s", kind, moeType)
 	}
 	if err != nil {
 		return nil, err
@@ -280,7 +293,7 @@ func parsePretrained(config []byte) (*parsed, error) {
 // settle compares what config.json leaves open with the tensors that a folder
 // holds, and returns our names of them, "" for those that the model has no use
 // for.
-func (p *parsed) settle(f checkpoint.Source) (names map[string]string, err error) {
+func (p *parsed) settle(f checkpoint.Source, head *Head) (names map[string]string, err error) {
 	names = make(map[string]string)
 	stored := make(map[string]safetensors.Info) // by our name
 	for _, info := range f.Infos() {
@@ -308,37 +321,10 @@ func (p *parsed) settle(f checkpoint.Source) (names map[string]string, err error
 			p.untie()
 		}
 	}
-	if p.bert != nil {
-		p.settleBERT(stored, names)
+	if p.heads != nil {
+		p.settleHead(stored, names, head)
 	}
 	return names, nil
-}
-
-// settleBERT finds out whether there is an output layer at all, and gives its
-// bias, which has two names, that of the model.
-func (p *parsed) settleBERT(stored map[string]safetensors.Info, names map[string]string) {
-	const beside, inside = "cls.predictions.bias", "cls.predictions.decoder.bias"
-	bare, hasBare := stored[beside]
-	own, hasOwn := stored[inside]
-	want := beside
-	if !p.tied {
-		want = inside
-	}
-	if hasBare {
-		names[bare.Name] = want
-	}
-	if hasOwn { // which is what is added, where both are there
-		names[own.Name] = want
-		if hasBare {
-			names[bare.Name] = ""
-		}
-	}
-	p.bert.Headless = !p.headed
-	for name := range stored {
-		if strings.HasPrefix(name, "cls.predictions.") {
-			p.bert.Headless = false
-		}
-	}
 }
 
 // equalTensors says whether two tensors hold the same bits. It reads both a piece at a

@@ -99,7 +99,7 @@ func (c *configuration) modelType() (string, error) {
 		}
 	}
 	if head.Type == "" && len(head.Architectures) > 0 {
-		for start, kind := range map[string]string{"GPT2": "gpt2", "Llama": "llama", "Mistral": "mistral", "Bert": "bert"} {
+		for start, kind := range map[string]string{"GPT2": "gpt2", "Llama": "llama", "Mistral": "mistral", "Bert": "bert", "Roberta": robertaType, "XLMRoberta": xlmRobertaType, "DistilBert": "distilbert"} {
 			if strings.HasPrefix(head.Architectures[0], start) {
 				return kind, nil
 			}

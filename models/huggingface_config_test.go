@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -63,6 +64,16 @@ var familyKeys = map[string]keysOf{
 		harmless: map[string]any{"attention_dropout": 0.1, "attention_bias": false, "sliding_window": nil, "layer_types": []string{"full_attention", "full_attention"}},
 		refused:  map[string]any{"attention_bias": true, "mlp_bias": true, "sliding_window": 0, "layer_types": []string{"sliding_attention", "full_attention"}},
 	},
+	"roberta": robertaKeys, "xlm-roberta": robertaKeys,
+	"distilbert": {
+		honoured: map[string]any{
+			"activation": "relu", "attention_dropout": 0.3, "dim": 24, "dropout": 0.3, "hidden_dim": 7, "n_heads": 2, "n_layers": 3, "vocab_size": 70,
+			"max_position_embeddings": 99, "pad_token_id": 5, "tie_word_embeddings": false, "architectures": []string{"DistilBertModel"},
+			"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 3,
+		},
+		harmless: map[string]any{"qa_dropout": 0.3, "sinusoidal_pos_embds": true, "seq_classif_dropout": 0.3, "tie_weights_": true}, // of other heads
+		refused:  map[string]any{"is_decoder": true, "add_cross_attention": true, "activation": "xielu", "is_encoder_decoder": true},
+	},
 	"bert": {
 		honoured: map[string]any{
 			"attention_probs_dropout_prob": 0.3, "hidden_act": "relu", "hidden_dropout_prob": 0.3, "hidden_size": 64, "intermediate_size": 40, "layer_norm_eps": 1e-6,
@@ -76,6 +87,17 @@ var familyKeys = map[string]keysOf{
 		},
 		refused: map[string]any{"is_decoder": true, "add_cross_attention": true, "position_embedding_type": "relative_key", "hidden_act": "xielu"},
 	},
+}
+
+// robertaKeys are those of RoBERTa and XLM-R.
+var robertaKeys = keysOf{
+	honoured: map[string]any{
+		"attention_probs_dropout_prob": 0.3, "hidden_act": "relu", "hidden_dropout_prob": 0.3, "hidden_size": 48, "intermediate_size": 40, "layer_norm_eps": 1e-6,
+		"max_position_embeddings": 99, "num_attention_heads": 2, "num_hidden_layers": 3, "pad_token_id": 5, "tie_word_embeddings": false,
+		"type_vocab_size": 3, "vocab_size": 70, "architectures": []string{"RobertaModel"},
+	},
+	harmless: map[string]any{"position_embedding_type": "absolute", "is_decoder": false, "add_cross_attention": false, "classifier_dropout": 0.1},
+	refused:  map[string]any{"is_decoder": true, "add_cross_attention": true, "position_embedding_type": "relative_key", "hidden_act": "xielu"},
 }
 
 // everywhere are harmless keys of every family.
@@ -98,8 +120,13 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 	}
 	for family, keys := range familyKeys {
 		name := family
-		if family == "mistral" {
+		switch family {
+		case "mistral":
 			name = "llama"
+		case "roberta", "xlm-roberta":
+			name = filepath.Join("encoders", "roberta-masked")
+		case "distilbert":
+			name = filepath.Join("encoders", "distilbert-masked")
 		}
 		parse := func(key string, value any) (any, []string, error) {
 			text, err := os.ReadFile(golden(name) + "/config.json")
@@ -130,6 +157,10 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 				g, err = parseGPT(&c)
 			case "bert":
 				g, err = parseBERT(&c)
+			case "roberta", "xlm-roberta":
+				g, err = parseRoberta(&c)
+			case "distilbert":
+				g, err = parseDistilBERT(&c)
 			default:
 				g, err = parseLlama(&c)
 			}
@@ -148,7 +179,7 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 		for _, key := range theirs["generation"] {
 			harmless[key] = 1
 		}
-		if family != "bert" {
+		if family == "gpt2" || family == "llama" || family == "mistral" {
 			harmless["pad_token_id"] = 3
 		}
 		maps.Copy(harmless, keys.harmless)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/checkpoint"
-	"github.com/cohort-ml/cohort/nn"
 )
 
 // LoadHuggingFaceParts is [LoadHuggingFace] for a model that is spread over ranks: it fills
@@ -15,7 +14,7 @@ import (
 // names of the model; see checkpoint.Part. Each rank calls it for itself. The models here keep
 // the layout of Hugging Face's files, so a part of a tensor is that part of the file's.
 func LoadHuggingFaceParts(dir string, parts []checkpoint.Part, opts ...LoadOption) error {
-	return openHuggingFace(dir, opts, func(src checkpoint.Source, _ func(*nn.Build) Pretrained) error {
+	return openHuggingFace(dir, opts, func(src checkpoint.Source, _ *parsed) error {
 		if err := checkpoint.LoadParts(src, parts, inFloat32...); err != nil {
 			return fmt.Errorf("models: load the parts of %s: %w", dir, err)
 		}
