@@ -46,6 +46,7 @@ type loading struct {
 	from   storage.Storage // nil: a directory
 	head   *Head           // of an encoder; nil is the folder's
 	first  *nn.Build       // of a head that the folder lacks
+	beside string          // the beginning of names of tensors that are not the model's
 }
 
 // WithNotice calls f with a sentence about what is in a folder and changes nothing
@@ -161,6 +162,9 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 		known[s.Name] = true
 	}
 	src, err := checkpoint.Rename(f, func(stored string) string {
+		if o.beside != "" && strings.HasPrefix(stored, o.beside) {
+			return ""
+		}
 		if name := names[stored]; name == "" || known[name] {
 			return name
 		}
