@@ -116,3 +116,51 @@ func TestSentenceFoldersThatAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// The losses have the values and gradients of sentence-transformers'.
+func TestSentenceLosses(t *testing.T) {
+	want := openExpected(t, filepath.Join(golden("sentences"), "losses.safetensors"))
+	triplet := func(distance string, margin float64) func(x []*tensor.Tensor) *tensor.Tensor {
+		return func(x []*tensor.Tensor) *tensor.Tensor {
+			loss, err := TripletLoss(x[0], x[1], x[2], distance, margin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return loss
+		}
+	}
+	for name, loss := range map[string]func(x []*tensor.Tensor) *tensor.Tensor{
+		"ranking":           func(x []*tensor.Tensor) *tensor.Tensor { return RankingLoss(x[0], x[1], 0, 20) },
+		"ranking-negatives": func(x []*tensor.Tensor) *tensor.Tensor { return RankingLoss(x[0], tensor.Cat(0, x[1], x[2]), 0, 10) },
+		"triplet":           triplet(Euclidean, 5), "triplet-cosine": triplet(Cosine, 0.5), "triplet-manhattan": triplet(Manhattan, 4),
+		"cosine": func(x []*tensor.Tensor) *tensor.Tensor { return CosineLoss(x[0], x[1], want.read(t, "scores")) },
+	} {
+		tape := tensor.NewTape(true)
+		var x []*tensor.Tensor
+		names := []string{"anchor", "positive", "negative"}
+		for _, n := range names {
+			x = append(x, tape.Leaf(want.read(t, n)))
+		}
+		l := loss(x)
+		if d := maxDiff(l.Float32s(), want.read(t, name+".loss").Float32s(), 0); !(d <= 1e-6) {
+			t.Errorf("%s is %v, which is %.1e off", name, l.Item(), d)
+		}
+		for i, n := range names {
+			g := want.read(t, name+".grad."+n)
+			if g == nil {
+				continue
+			}
+			grads, err := loss(x).Grad(t.Context(), nil, x[i:i+1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := maxDiff(grads[0].Float32s(), g.Float32s(), 0); !(d <= 1e-4) {
+				t.Errorf("the gradient of %s for the %s is %.1e off", name, n, d)
+			}
+		}
+		tape.Close()
+	}
+	if _, err := TripletLoss(nil, nil, nil, "hamming", 1); err == nil {
+		t.Error("a distance that there is not is accepted")
+	}
+}
