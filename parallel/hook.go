@@ -154,12 +154,15 @@ type hooked struct {
 	left  error           // if it does not end by a return
 	done  chan struct{}
 	err   error // once done
+
+	before  *hooked // after which it starts; nil for none
+	endless bool    // it, or what was before it, is not waited for any more
 }
 
 // start runs fn after what was started before. Once one has failed, the others do not run. left is
 // the error if fn ends its goroutine.
 func (h *hooks) start(ctx context.Context, left error, fn func() error) *hooked {
-	before, w := h.last, &hooked{ctx: ctx, group: h.group, left: left, done: make(chan struct{})}
+	before, w := h.last, &hooked{ctx: ctx, group: h.group, left: left, done: make(chan struct{}), before: h.last}
 	h.last = w
 	go func() {
 		defer close(w.done)
@@ -248,13 +251,19 @@ func (b *GradBucket) take(mean *tensor.Tensor) error {
 
 // wait returns when the work has ended. Once the context of the pass has ended, a hook that
 // does not mind it is not waited for. Nor is one that takes longer than a collective may: the error
-// of this rank then names it, and the other ranks name this rank.
+// of this rank then names it, and the other ranks name this rank. What would start after it is not
+// waited for either.
 func (w *hooked) wait(ctx context.Context) error {
+	if w.before != nil && w.before.endless {
+		w.endless = true
+		return errors.New("the hook of a bucket before has not returned")
+	}
 	limit := w.group.Timeout() + abandonTime
 	endless := time.NewTimer(limit)
 	defer endless.Stop()
 	select {
 	case <-endless.C:
+		w.endless = true
 		err := fmt.Errorf("it has not returned for %v, longer than the group's timeout for a collective: have it return, and mind its context", limit)
 		if e := (*HookError)(nil); errors.As(w.left, &e) {
 			err = &HookError{Rank: e.Rank, Hook: e.Hook, Bucket: e.Bucket, Err: err}

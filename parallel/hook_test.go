@@ -364,11 +364,12 @@ func TestWrongHooks(t *testing.T) {
 }
 
 // TestEndlessHook: a hook that never returns on one rank, and does not mind its context, is an error of
-// that rank with its name and bucket, and an error of the others that names the rank. The time is
-// virtual.
+// that rank with its name and bucket, and an error of the others that names the rank. No rank waits for
+// longer than the error says. The time is virtual.
 func TestEndlessHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		never, errs := make(chan struct{}), make([]error, 3)
+		const limit = time.Minute + abandonTime
+		never, errs, took := make(chan struct{}), make([]error, 3), make([]time.Duration, 3)
 		err := dist.Spawn(t.Context(), len(errs), func(ctx context.Context, g *dist.Group) error {
 			hook := HookFunc(func(ctx context.Context, own *dist.Group, b *GradBucket) (*tensor.Tensor, error) {
 				if g.Rank() == 1 && b.Index == 1 {
@@ -381,7 +382,9 @@ func TestEndlessHook(t *testing.T) {
 				return err
 			}
 			ids, targets := newBatches(g.Rank(), g.Size(), 4).next()
+			begun := time.Now()
 			_, errs[g.Rank()] = backward(ctx, d, ids, targets)
+			took[g.Rank()] = time.Since(begun)
 			return errs[g.Rank()]
 		}, dist.WithTimeout(time.Minute))
 		close(never)
@@ -396,6 +399,11 @@ func TestEndlessHook(t *testing.T) {
 		}
 		if err == nil {
 			t.Error("the job has not failed")
+		}
+		for rank, took := range took {
+			if took > limit+abandonTime {
+				t.Errorf("rank %d: its step took %v, want %v", rank, took, limit)
+			}
 		}
 	})
 }
