@@ -218,6 +218,25 @@ func (r *trainer[B]) outerParts() []checkpoint.Part {
 	return parts
 }
 
+// savedOuter returns outerParts if a checkpoint has them. If it has none, it says that the outer
+// optimizer begins anew.
+func (r *trainer[B]) savedOuter(ck *checkpoint.Checkpoint) []checkpoint.Part {
+	parts := r.outerParts()
+	if parts == nil {
+		return nil
+	}
+	if _, err := ck.Source(outerSection); err != nil {
+		r.tellOuterAnew(ck.Step, "has no state of it")
+		return nil
+	}
+	return parts
+}
+
+// tellOuterAnew says why the outer optimizer does not go on from the checkpoint of a step.
+func (r *trainer[B]) tellOuterAnew(step int, why string) {
+	r.report.Notice(fmt.Sprintf("the outer optimizer of the islands begins anew: the checkpoint of step %d %s", step, why))
+}
+
 // exchange tells the other islands of a step, and hears of theirs. The last step ends the exchanges.
 func (r *trainer[B]) exchange(ctx context.Context) error {
 	if r.islands == nil {

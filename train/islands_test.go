@@ -3,10 +3,14 @@
 package train
 
 import (
+	"context"
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/parallel/islands"
 )
 
 // TestIslandSettings gives settings of islands that do not go together. They are refused before a
@@ -52,6 +56,48 @@ func TestTookPart(t *testing.T) {
 	} {
 		if got := tookPart(parallel.Exchange{Number: 4, Members: c.members}, c.before, 3); got != c.want {
 			t.Errorf("%v after %v: %q, want %q", c.members, c.before, got, c.want)
+		}
+	}
+}
+
+// TestOuterOfOlderCheckpoint: the newest checkpoint is damaged in a way that only its reader sees, and
+// the one before it is of a run without islands. The run goes on from that one, and says once that the
+// outer optimizer begins anew. So does one whose newest checkpoint is of a run without islands.
+func TestOuterOfOlderCheckpoint(t *testing.T) {
+	for _, damaged := range []bool{true, false} {
+		f := newFitting(t)
+		onIsland := func(_ int, task *Task[points], _ *Options) {
+			task.Strategy = func(_ context.Context, model any, axes Axes) (parallel.Strategy, error) {
+				inner, err := parallel.NewSingle(model)
+				if err != nil {
+					return nil, err
+				}
+				return parallel.NewDiLoCo(inner, axes.World, parallel.DiLoCoOptions{Every: 2, Islands: islands.Config{Store: store.NewMemory(), Islands: 1}})
+			}
+		}
+		steps := func(n int, set func(int, *Task[points], *Options)) {
+			t.Helper()
+			f.set = func(rank int, task *Task[points], o *Options) {
+				o.Steps, o.SaveEvery, o.Keep, o.Best = n, 4, 4, false
+				if set != nil {
+					set(rank, task, o)
+				}
+			}
+			if told, err := f.run(t, 1); err != nil {
+				t.Fatal(told, err)
+			}
+		}
+		steps(4, nil)
+		want := "the checkpoint of step 4 has no state of it"
+		if damaged {
+			steps(8, onIsland)
+			damageLast(t, checkpoint.Path(f.out, 8))
+			want = "the checkpoint of step 4 is older than the one that was to be loaded"
+		}
+		steps(12, onIsland)
+		said := strings.Join(f.log.notices, "\n")
+		if n := strings.Count(said, "the outer optimizer of the islands begins anew: "); n != 1 || !strings.Contains(said, want) || f.log.start.FirstStep != 4 {
+			t.Errorf("damaged %v: it goes on from step %d and says %q, want %q once", damaged, f.log.start.FirstStep, said, want)
 		}
 	}
 }

@@ -64,10 +64,9 @@ func (r *trainer[B]) bestPlace() storage.Storage { return storage.Under(r.o.Save
 // showed in no manifest, all ranks go back to the checkpoint before.
 func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 	state := checkpoint.State{Sections: map[string][]checkpoint.Part{r.weightsSection(): r.weightParts(), checkpoint.Optimizer: r.optimizerParts()}}
-	_, without := s.Checkpoint.Source(outerSection)
-	if parts := r.outerParts(); parts != nil && without == nil {
-		state.Sections[outerSection] = parts
-		defer r.islands.Resumed()
+	outer := r.savedOuter(s.Checkpoint)
+	if outer != nil {
+		state.Sections[outerSection] = outer
 	}
 	hook := r.savedHook(s.Checkpoint)
 	if hook != nil {
@@ -80,17 +79,27 @@ func (r *trainer[B]) load(ctx context.Context, s *SavedRun) error {
 		}
 	} else {
 		step, err = checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice))
-		if other := (*checkpoint.DamagedError)(nil); err != nil && hook != nil && !errors.As(err, &other) && ctx.Err() == nil {
-			// The checkpoint is damaged, and the one before it may be of another hook.
+		if other := (*checkpoint.DamagedError)(nil); err != nil && (hook != nil || outer != nil) && !errors.As(err, &other) && ctx.Err() == nil {
+			// The checkpoint is damaged, and the one before it may be of another hook, or of no island.
 			delete(state.Sections, hookSection)
+			delete(state.Sections, outerSection)
 			if older, without := checkpoint.Load(ctx, r.axes.World, s.from, state, checkpoint.WithNotice(r.report.Notice)); without == nil {
-				step, err, hook = older, nil, nil
-				r.tellHookAnew(step, "is older than the one that was to be loaded, and of another hook")
+				step, err = older, nil
+				if hook != nil {
+					r.tellHookAnew(step, "is older than the one that was to be loaded, and of another hook")
+				}
+				if outer != nil {
+					r.tellOuterAnew(step, "is older than the one that was to be loaded, and has not what these islands keep")
+				}
+				hook, outer = nil, nil
 			}
 		}
 	}
 	if err != nil {
 		return r.errorf("resume: %w", err)
+	}
+	if outer != nil {
+		r.islands.Resumed()
 	}
 	if hook != nil {
 		if err := r.resumeHook(); err != nil {
