@@ -142,6 +142,7 @@ type DiLoCo struct {
 	counts   *tensor.Tensor   // of a checkpoint: next, since
 	next     int              // the number of the next exchange
 	since    int              // inner steps since the last one was posted
+	fresh    bool             // one was posted after the last inner step
 	coming   bool             // this island has come back, and has taken part in no exchange since
 	under    chan exchangeEnd // the exchange that is under way; nil for none
 	giving   chan error       // a state that is being given; nil for none

@@ -184,6 +184,7 @@ func (d *DiLoCo) Updated(ctx context.Context) error {
 		return errors.New("diloco: Updated was called before Step: run the passes by DiLoCo.Step, the first of which meets the other islands")
 	}
 	d.since++
+	d.fresh = false
 	due := d.since >= d.o.Every/d.o.Fragments
 	if d.coming && !due {
 		// The others are in the middle of their steps: this island joins their next exchange.
@@ -231,7 +232,8 @@ func (d *DiLoCo) Settle(ctx context.Context) error {
 }
 
 // Finish exchanges all fragments once more, so that all islands have the same parameters: those of
-// the outer optimizer. Then it leaves the others. All ranks of the island call it after the last step.
+// the outer optimizer. A fragment that was posted after the last step is not exchanged again. Then it
+// leaves the others. All ranks of the island call it after the last step.
 func (d *DiLoCo) Finish(ctx context.Context) error {
 	if !d.met || d.finished {
 		return nil
@@ -239,7 +241,11 @@ func (d *DiLoCo) Finish(ctx context.Context) error {
 	if err := d.Settle(ctx); err != nil {
 		return err
 	}
-	for range d.fragments {
+	left := len(d.fragments)
+	if d.fresh {
+		left--
+	}
+	for range left {
 		err := d.send()
 		if err == nil {
 			err = d.take(ctx)
@@ -304,7 +310,7 @@ func (d *DiLoCo) send() error {
 	if err != nil {
 		return err
 	}
-	d.since = 0
+	d.since, d.fresh = 0, true
 	d.under = make(chan exchangeEnd, 1)
 	if d.island == nil { // rank 0 of the island has it too
 		d.under <- exchangeEnd{}

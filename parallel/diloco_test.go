@@ -172,7 +172,12 @@ func TestIslandsEndAlike(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := &archipelago{t: t, store: store.NewMemory(), islands: c.islands, ranks: c.ranks, steps: 30, options: c.o, spread: c.spread}
 			ends := a.all()
-			want := 30/(c.o.Every/max(c.o.Fragments, 1)) + max(c.o.Fragments, 1)
+			fragments := max(c.o.Fragments, 1)
+			between := c.o.Every / fragments
+			want := 30/between + fragments
+			if 30%between == 0 {
+				want-- // what was posted after the last step is not exchanged again
+			}
 			for i, e := range ends {
 				if e.err != nil {
 					t.Fatalf("island %d: %v", i, e.err)
