@@ -3,8 +3,6 @@
 package devices
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-ml/cohort/internal/processor"
 )
 
 // useful are the features that kernels of Cohort, PyTorch or their libraries choose by.
@@ -28,11 +28,16 @@ func findCPU(root string) (CPU, []string) {
 		notes = append(notes, fmt.Sprintf("which processors this process may use is not known: %v", err))
 	}
 	c := CPU{Threads: allowed.Count()}
-	text, err := os.ReadFile(filepath.Join(root, "proc/cpuinfo"))
+	info, err := processor.Read(root)
 	if err != nil {
 		notes = append(notes, fmt.Sprintf("model and features of the processors are not known: %v", err))
 	}
-	c.Model, c.Features, c.Online = parseCPUInfo(text)
+	c.Model, c.Online = info.Model, info.Online
+	for _, f := range useful {
+		if slices.Contains(info.Features, f) {
+			c.Features = append(c.Features, f)
+		}
+	}
 	system := filepath.Join(root, "sys/devices/system")
 	type place struct{ socket, core string }
 	cores, sockets, nodes := map[place]bool{}, map[string]bool{}, map[string]bool{}
@@ -55,38 +60,9 @@ func findCPU(root string) (CPU, []string) {
 		}
 	}
 	c.Cores, c.Sockets, c.NUMANodes = len(cores), len(sockets), len(nodes)
-	c.Quota = quota(filepath.Join(root, "proc/self/cgroup"), filepath.Join(root, "sys/fs/cgroup"))
+	c.Quota, _ = processor.Quota(root)
 	c.Memory = memoryTotal(filepath.Join(root, "proc/meminfo"))
 	return c, notes
-}
-
-// parseCPUInfo reads /proc/cpuinfo: the model and useful features of the first processor,
-// and how many there are.
-func parseCPUInfo(text []byte) (model string, features []string, online int) {
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		key, value, _ := strings.Cut(lines.Text(), ":")
-		value = strings.TrimSpace(value)
-		switch strings.TrimSpace(key) {
-		case "processor":
-			online++
-		case "model name", "Model", "CPU part":
-			if model == "" {
-				model = value
-			}
-		case "flags", "Features":
-			if features == nil {
-				has := strings.Fields(value)
-				for _, f := range useful {
-					if slices.Contains(has, f) {
-						features = append(features, f)
-					}
-				}
-			}
-		}
-	}
-	return model, features, online
 }
 
 func findCaches(dir string) (out []Cache) {
@@ -126,41 +102,6 @@ func countList(text string) (n int) {
 		n += max(0, b-a+1)
 	}
 	return n
-}
-
-// quota returns how many processors' time the cgroup of this process, or one above it,
-// may use; 0 for no limit.
-func quota(cgroups, mount string) float64 {
-	root, path := mount, ""
-	for line := range strings.Lines(readText(cgroups)) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(f) != 3 {
-			continue
-		}
-		if slices.Contains(strings.Split(f[1], ","), "cpu") { // version 1: a tree of its own
-			root, path = filepath.Join(mount, "cpu"), f[2]
-			break
-		}
-		if f[1] == "" {
-			path = f[2]
-		}
-	}
-	dir := filepath.Join(root, path)
-	least := 0.0
-	for ; len(dir) >= len(root); dir = filepath.Dir(dir) {
-		limit, period := "", ""
-		if fields := strings.Fields(readText(filepath.Join(dir, "cpu.max"))); len(fields) == 2 {
-			limit, period = fields[0], fields[1]
-		} else {
-			limit, period = readWord(filepath.Join(dir, "cpu.cfs_quota_us")), readWord(filepath.Join(dir, "cpu.cfs_period_us"))
-		}
-		l, err := strconv.ParseFloat(limit, 64)
-		p, err2 := strconv.ParseFloat(period, 64)
-		if err == nil && err2 == nil && l > 0 && p > 0 && (least == 0 || l/p < least) {
-			least = l / p
-		}
-	}
-	return least
 }
 
 func memoryTotal(path string) uint64 {

@@ -66,20 +66,6 @@ func TestFindCPU(t *testing.T) {
 	}
 }
 
-// TestQuotaVersion1: the controller of processors has a tree of its own there.
-func TestQuotaVersion1(t *testing.T) {
-	root := lay(t, map[string]string{
-		"cgroup":                          "5:memory:/other\n3:cpu,cpuacct:/job\n",
-		"mount/cpu/job/cpu.cfs_quota_us":  "50000\n",
-		"mount/cpu/job/cpu.cfs_period_us": "100000\n",
-		"mount/cpu/cpu.cfs_quota_us":      "-1\n",
-		"mount/cpu/cpu.cfs_period_us":     "100000\n",
-	})
-	if got := quota(filepath.Join(root, "cgroup"), filepath.Join(root, "mount")); got != 0.5 {
-		t.Errorf("quota %v, want 0.5", got)
-	}
-}
-
 // TestFindGPUs: files of the driver and an nvidia-smi that is a script.
 func TestFindGPUs(t *testing.T) {
 	gpu := "proc/driver/nvidia/gpus/0000:0%d:00.0/information"

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/internal/memlimit"
+	"github.com/cohort-ml/cohort/internal/processor"
 )
 
 // collectSystem reads kernel, libc, processor, memory and limits.
@@ -83,47 +84,22 @@ func container(s source) string {
 var wanted = regexp.MustCompile(`^(sse4_2|avx|avx2|fma|f16c|bmi1|bmi2|avx_vnni|avx512\w*|amx_\w+|vaes|gfni|sha_ni|pclmulqdq|asimd\w*|sve\w*|sme2?|bf16|i8mm|fphp|sha2|atomics)$`)
 
 func (f *Fingerprint) collectCPU(s source) {
-	var model string
+	info, _ := processor.Read(s.path("/"))
 	var features []string
-	cores := map[string]bool{}
-	physical, online := "", 0
-	for line := range strings.Lines(s.read("/proc/cpuinfo")) {
-		name, value, _ := strings.Cut(line, ":")
-		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		switch name {
-		case "processor":
-			online++
-		case "model name", "cpu model", "Model":
-			if model == "" {
-				model = value
-			}
-		case "CPU part":
-			if model == "" {
-				model = "part " + value
-			}
-		case "flags", "Features":
-			if features == nil {
-				for _, w := range strings.Fields(value) {
-					if wanted.MatchString(w) {
-						features = append(features, w)
-					}
-				}
-			}
-		case "physical id":
-			physical = value
-		case "core id":
-			cores[physical+"/"+value] = true
+	for _, w := range info.Features {
+		if wanted.MatchString(w) {
+			features = append(features, w)
 		}
 	}
 	slices.Sort(features)
-	f.Set(CPU, "model", model)
+	f.Set(CPU, "model", info.Model)
 	f.Set(CPU, "features", strings.Join(features, " "))
 	f.Set(CPU, "kernels", kernel.InstructionSet())
-	if online > 0 {
-		f.Set(CPU, "online", strconv.Itoa(online))
+	if info.Online > 0 {
+		f.Set(CPU, "online", strconv.Itoa(info.Online))
 	}
-	if len(cores) > 0 {
-		f.Set(CPU, "cores", strconv.Itoa(len(cores)))
+	if info.Cores > 0 {
+		f.Set(CPU, "cores", strconv.Itoa(info.Cores))
 	}
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) == nil {
@@ -131,67 +107,17 @@ func (f *Fingerprint) collectCPU(s source) {
 	} else {
 		f.Set(CPU, "allowed", strconv.Itoa(runtime.NumCPU()))
 	}
-	quota, file := cpuQuota(s)
-	f.Set(CPU, "quota", quota)
-	f.Set(CPU, "quota_file", file)
+	if quota, file := processor.Quota(s.path("/")); quota > 0 {
+		f.Set(CPU, "quota", strconv.FormatFloat(quota, 'f', -1, 64))
+		f.Set(CPU, "quota_file", file)
+	} else {
+		f.Set(CPU, "quota", unlimited)
+	}
 	f.Set(CPU, "governor", s.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
 	f.Set(CPU, "smt", s.read("/sys/devices/system/cpu/smt/control"))
 	if nodes := s.glob("/sys/devices/system/node/node[0-9]*"); len(nodes) > 0 {
 		f.Set(CPU, "numa_nodes", strconv.Itoa(len(nodes)))
 	}
-}
-
-// cgroups returns the directories of this process's cgroup for a controller, the innermost
-// first, up to the mount.
-func cgroups(s source, controller string) []string {
-	var dirs []string
-	for line := range strings.Lines(s.read("/proc/self/cgroup")) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[1] != "" && !slices.Contains(strings.Split(parts[1], ","), controller) {
-			continue
-		}
-		mounts := []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
-		if parts[1] != "" {
-			mounts = []string{"/sys/fs/cgroup/" + controller, "/sys/fs/cgroup/" + parts[1]}
-		}
-		for _, mount := range mounts {
-			for dir := filepath.Clean("/" + parts[2]); ; dir = filepath.Dir(dir) {
-				if full := s.path(filepath.Join(mount, dir)); isDir(full) {
-					dirs = append(dirs, full)
-				}
-				if dir == "/" {
-					break
-				}
-			}
-		}
-	}
-	return dirs
-}
-
-// cpuQuota returns how many cores the cgroups of this process give it, and the file that says
-// so.
-func cpuQuota(s source) (cores, file string) {
-	least := math.Inf(1)
-	for _, dir := range cgroups(s, "cpu") {
-		path := filepath.Join(dir, "cpu.max")
-		words := strings.Fields(readFile(path))
-		if len(words) == 0 {
-			path = filepath.Join(dir, "cpu.cfs_quota_us")
-			words = []string{readFile(path), readFile(filepath.Join(dir, "cpu.cfs_period_us"))}
-		}
-		if len(words) < 2 {
-			continue
-		}
-		quota, err1 := strconv.ParseFloat(words[0], 64)
-		period, err2 := strconv.ParseFloat(words[1], 64)
-		if err1 == nil && err2 == nil && quota > 0 && period > 0 && quota/period < least {
-			least, file = quota/period, path
-		}
-	}
-	if math.IsInf(least, 1) {
-		return unlimited, ""
-	}
-	return strconv.FormatFloat(least, 'f', -1, 64), file
 }
 
 func (f *Fingerprint) collectMemory(s source) {
@@ -266,7 +192,7 @@ func (f *Fingerprint) collectLimits(s source) {
 		}
 		f.Set(Limits, l.key, value)
 	}
-	for _, dir := range cgroups(s, "pids") {
+	for _, dir := range processor.Groups(s.path("/"), "pids") {
 		if n := readFile(filepath.Join(dir, "pids.max")); n != "" && n != "max" {
 			f.Set(Limits, "pids", n)
 			f.Set(Limits, "pids_file", filepath.Join(dir, "pids.max"))
