@@ -25,8 +25,13 @@ func say(text string) func(e, f string, m *mending) string {
 	}
 }
 
+// run returns a mending that is a command with the expected value as a word of it.
+func run(command string) func(e, f string, m *mending) string {
+	return func(e, _ string, _ *mending) string { return fmt.Sprintf(command, Quote(e)) }
+}
+
 func sysctl(name string) func(e, f string, m *mending) string {
-	return func(e, _ string, _ *mending) string { return "sysctl -w " + name + "=" + quote(e) }
+	return func(e, _ string, _ *mending) string { return "sysctl -w " + name + "=" + Quote(e) }
 }
 
 // ulimit returns a mending of a limit that the shell counts in units of some bytes.
@@ -35,14 +40,14 @@ func ulimit(flag string, unit int64) func(e, f string, m *mending) string {
 		if n, err := strconv.ParseInt(e, 10, 64); err == nil {
 			e = strconv.FormatInt((n+unit-1)/unit, 10)
 		}
-		return "ulimit -" + flag + " " + e + "  # or in /etc/security/limits.conf"
+		return "ulimit -" + flag + " " + Quote(e) + "  # or in /etc/security/limits.conf"
 	}
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=@%+,-]+$`)
 
-// quote writes a word for a shell.
-func quote(s string) string {
+// Quote writes a word for a shell.
+func Quote(s string) string {
 	if plainWord.MatchString(s) {
 		return s
 	}
@@ -57,7 +62,7 @@ func mendProgram(e, _ string, m *mending) string {
 	if path == "" {
 		path = m.found.Get(Program, "name")
 	}
-	return "copy the program of another node to " + quote(path) + ": its sha256 begins with " + e[:min(12, len(e))]
+	return "copy the program of another node to " + Quote(path) + ": its sha256 begins with " + e[:min(12, len(e))]
 }
 
 func mendModule(_, _ string, m *mending) string {
@@ -65,12 +70,12 @@ func mendModule(_, _ string, m *mending) string {
 	if module == "" || version == "" || strings.HasPrefix(version, "(") {
 		return "copy the program of another node to this one"
 	}
-	return "go install " + module + "@" + version
+	return "go install " + Quote(module+"@"+version)
 }
 
 func mendCohort(_, _ string, m *mending) string {
 	if v := m.expected.Get(Cohort, "version"); v != "" && !strings.HasPrefix(v, "(") && !strings.Contains(v, "+") {
-		return "go install github.com/cohort-ml/cohort/cmd/cohort@" + v
+		return "go install " + Quote("github.com/cohort-ml/cohort/cmd/cohort@"+v)
 	}
 	return "copy the binary cohort of another node to this one"
 }
@@ -96,14 +101,14 @@ func mendAffinity(_, _ string, m *mending) string {
 func mendQuota(e, _ string, m *mending) string {
 	file := m.found.Get(CPU, "quota_file")
 	if file == "" {
-		return "give the container the CPUs of the others: " + e
+		return "give the container the CPUs of the others: " + Quote(e)
 	}
 	if x, err := strconv.ParseFloat(e, 64); err == nil {
 		e = fmt.Sprintf("%.0f 100000", x*100000)
 	} else {
 		e = "max"
 	}
-	return "echo '" + e + "' > " + file
+	return "echo " + Quote(e) + " > " + Quote(file)
 }
 
 func mendMemoryLimit(e, _ string, m *mending) string {
@@ -114,7 +119,7 @@ func mendMemoryLimit(e, _ string, m *mending) string {
 	if e == unlimited {
 		e = "max"
 	}
-	return "echo " + e + " > " + file
+	return "echo " + Quote(e) + " > " + Quote(file)
 }
 
 func mendPids(e, _ string, m *mending) string {
@@ -122,21 +127,21 @@ func mendPids(e, _ string, m *mending) string {
 		e = "max"
 	}
 	if file := m.found.Get(Limits, "pids_file"); file != "" {
-		return "echo " + e + " > " + file
+		return "echo " + Quote(e) + " > " + Quote(file)
 	}
 	return "give the container a pids limit of " + e
 }
 
 func mendGovernor(e, _ string, _ *mending) string {
-	return "echo " + e + " | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
+	return "echo " + Quote(e) + " | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 }
 
 func mendShm(e, _ string, _ *mending) string {
-	return "mount -o remount,size=" + e + " /dev/shm  # a container: --shm-size " + e
+	return "mount -o " + Quote("remount,size="+e) + " /dev/shm  # a container: --shm-size " + Quote(e)
 }
 
 func mendHugePages(e, _ string, _ *mending) string {
-	return "echo " + e + " > /sys/kernel/mm/transparent_hugepage/enabled"
+	return "echo " + Quote(e) + " > /sys/kernel/mm/transparent_hugepage/enabled"
 }
 
 func mendOwnName(_, f string, m *mending) string {
@@ -151,11 +156,11 @@ func mendOwnName(_, f string, m *mending) string {
 // netdev returns the name of the interface that a key such as mtu.eth0 is about.
 func netdev(key string) string {
 	_, name, _ := strings.Cut(key, ".")
-	return quote(name)
+	return Quote(name)
 }
 
 func mendMTU(e, _ string, m *mending) string {
-	return "ip link set dev " + netdev(m.key) + " mtu " + e
+	return "ip link set dev " + netdev(m.key) + " mtu " + Quote(e)
 }
 
 func mendState(e, _ string, m *mending) string {
@@ -166,10 +171,11 @@ func mendState(e, _ string, m *mending) string {
 }
 
 func mendFamilies(e, _ string, m *mending) string {
+	_, name, _ := strings.Cut(m.key, ".")
 	if strings.Contains(e, "ipv6") {
-		return "sysctl -w net.ipv6.conf." + netdev(m.key) + ".disable_ipv6=0  # and give it an address"
+		return "sysctl -w " + Quote("net.ipv6.conf."+name+".disable_ipv6=0") + "  # and give it an address"
 	}
-	return "give " + netdev(m.key) + " an address of " + e
+	return "give " + netdev(m.key) + " an address of " + Quote(e)
 }
 
 func mendClock(_, _ string, m *mending) string {
@@ -177,22 +183,22 @@ func mendClock(_, _ string, m *mending) string {
 	case "chrony":
 		return "chronyc makestep"
 	case "systemd-timesyncd", "ntpd":
-		return "systemctl restart " + m.found.Get(Clock, "source")
+		return "systemctl restart " + Quote(m.found.Get(Clock, "source"))
 	}
 	return "apt-get install chrony && chronyc makestep  # or another service that keeps the clock"
 }
 
 func mendZone(e, _ string, _ *mending) string {
-	return "ln -sf /usr/share/zoneinfo/" + quote(e) + " /etc/localtime"
+	return "ln -sf /usr/share/zoneinfo/" + Quote(e) + " /etc/localtime"
 }
 
 func mendClockSource(e, _ string, _ *mending) string {
-	return "echo " + e + " > /sys/devices/system/clocksource/clocksource0/current_clocksource"
+	return "echo " + Quote(e) + " > /sys/devices/system/clocksource/clocksource0/current_clocksource"
 }
 
 func mendPython(_, _ string, m *mending) string {
 	e := m.expected
-	return fmt.Sprintf("uv venv --python %s  # then cohort env create FILE", strings.ToLower(e.Get(Python, "implementation"))+e.Get(Python, "version"))
+	return fmt.Sprintf("uv venv --python %s  # then cohort env create FILE", Quote(strings.ToLower(e.Get(Python, "implementation"))+e.Get(Python, "version")))
 }
 
 // mendPackage returns the command that installs one package as it should be. The value is a
@@ -203,30 +209,65 @@ func mendPackage(e, f string, m *mending) string {
 		python = "python3"
 	}
 	name := m.key
+	if !packageName.MatchString(name) { // a command would take it for a flag
+		return "look at the directory of the package " + Quote(name)
+	}
 	version, rest, _ := strings.Cut(e, " ")
 	conda := strings.HasPrefix(rest, "conda ") || e == "" && strings.Contains(f, " conda ")
 	switch {
 	case conda && e == "":
-		return "conda remove -p " + quote(m.found.Get(Python, "prefix")) + " " + name
+		return "conda remove -p " + Quote(m.found.Get(Python, "prefix")) + " " + Quote(name)
 	case conda:
 		_, build, _ := strings.Cut(rest, " ")
-		return "conda install -p " + quote(m.found.Get(Python, "prefix")) + " " + quote(name+"="+version+"="+strings.Fields(build + " *")[0])
+		return "conda install -p " + Quote(m.found.Get(Python, "prefix")) + " " + Quote(name+"="+version+"="+strings.Fields(build + " *")[0])
 	case e == "":
-		return quote(python) + " -m pip uninstall -y " + name
+		return Quote(python) + " -m pip uninstall -y " + Quote(name)
 	case strings.HasPrefix(rest, "from "):
-		return quote(python) + " -m pip install " + quote(name+" @ "+strings.TrimPrefix(rest, "from "))
+		return Quote(python) + " -m pip install " + Quote(name+" @ "+strings.TrimPrefix(rest, "from "))
 	case strings.HasPrefix(rest, "editable"):
 		return "install " + name + " " + version + " from the same directory as on the other nodes"
 	}
-	return quote(python) + " -m pip install --no-deps " + quote(name+"=="+version)
+	return Quote(python) + " -m pip install --no-deps " + Quote(name+"=="+version)
 }
 
 func mendVariable(e, _ string, m *mending) string {
 	switch e {
 	case "":
-		return "unset " + m.key
+		return "unset " + Quote(m.key)
 	case Masked:
-		return "set " + m.key + " as on the other nodes"
+		return "set " + Quote(m.key) + " as on the other nodes"
 	}
-	return "export " + m.key + "=" + quote(e)
+	return "export " + Quote(m.key) + "=" + Quote(e)
+}
+
+// mendSetting names the flag of a recipe. The key is setting.NAME_OF_FLAG.
+func mendSetting(e, _ string, m *mending) string {
+	flag := "--" + strings.ReplaceAll(strings.TrimPrefix(m.key, "setting."), "_", "-")
+	switch e {
+	case "", "null":
+		return "leave " + Quote(flag) + " out on these ranks"
+	case "true", "false":
+		return "give " + Quote(flag+"="+e) + " to these ranks"
+	}
+	return "give " + Quote(flag) + " " + Quote(e) + " to these ranks"
+}
+
+func mendOption(e, _ string, m *mending) string {
+	return "set Options." + strings.TrimPrefix(m.key, "option.") + " to " + e + " on these ranks"
+}
+
+func mendWeights(e, _ string, m *mending) string {
+	from := m.found.Get(Run, "setting.init_from")
+	if from == "" || e == "" {
+		return "give the same --init-from to all ranks"
+	}
+	return "copy " + Quote(from) + " from another node: its weights have the checksum " + e
+}
+
+func mendData(e, _ string, m *mending) string {
+	file := Quote(strings.TrimPrefix(m.key, "data."))
+	if e == "" {
+		return "remove " + file + " from the data of these ranks"
+	}
+	return "copy " + file + " of the data from another node"
 }

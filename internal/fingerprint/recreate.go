@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -18,6 +19,28 @@ type Step struct {
 
 // Tools are the tools that make Python environments, in the order of preference.
 func Tools() []string { return []string{"uv", "pip", "mamba", "micromamba", "conda"} }
+
+// packageName is the name of a package. What begins with a dash would be a flag of a command.
+var packageName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
+
+// modulePath is the path of a package of Go.
+var modulePath = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._~/-]*$`)
+
+// versionOfModule is a version that go install takes.
+var versionOfModule = regexp.MustCompile(`^v\d+\.\d+\.\d+[0-9A-Za-z.+-]*$`)
+
+// checkNames reports a package whose name is none.
+func (f *Fingerprint) checkNames() error {
+	for _, name := range f.Keys(Packages) {
+		if !packageName.MatchString(name) {
+			return fmt.Errorf("package %.60q has a name that is none: remove its line", name)
+		}
+		if value := f.Get(Packages, name); strings.HasPrefix(value, "-") {
+			return fmt.Errorf("package %s has the version %.60q, which is none: correct its line", name, value)
+		}
+	}
+	return nil
+}
 
 // isConda says whether a tool makes environments of conda.
 func isConda(tool string) bool {
@@ -58,6 +81,9 @@ func (f *Fingerprint) channels() []string {
 // Requirements returns the packages that pip installs, in the form of a file
 // requirements.txt: a line NAME==VERSION for each.
 func (f *Fingerprint) Requirements() (string, error) {
+	if err := f.checkNames(); err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	for _, name := range f.Keys(Packages) {
 		value := f.Get(Packages, name)
@@ -84,6 +110,9 @@ func (f *Fingerprint) Recreate(tool, dir, python, requirements string) ([]Step, 
 	version := f.Get(Python, "version")
 	if version == "" {
 		return nil, errors.New("the file has no python.version: export it with --python")
+	}
+	if err := f.checkNames(); err != nil {
+		return nil, err
 	}
 	if f.HasConda() && !isConda(tool) {
 		return nil, fmt.Errorf("the environment has packages of conda, and %s cannot install them: give --tool conda or mamba", tool)
@@ -141,6 +170,9 @@ func (f *Fingerprint) Install(dir string) (Step, error) {
 	name, version := f.Get(Program, "package"), f.Get(Program, "version")
 	if version == "" || strings.HasPrefix(version, "(") || strings.Contains(version, "+dirty") {
 		return Step{}, fmt.Errorf("the program %s was built from files, not from a version of its module: copy the binary, or build it by go install %s@VERSION and export again", f.Get(Program, "name"), name)
+	}
+	if !modulePath.MatchString(name) || !versionOfModule.MatchString(version) {
+		return Step{}, fmt.Errorf("the file names the program %.80q of version %.40q, which go install does not take: correct program.package and program.version", name, version)
 	}
 	bin, err := filepath.Abs(filepath.Join(dir, "bin"))
 	if err != nil {

@@ -104,7 +104,7 @@ var table = []Rule{
 	{Section: Limits, Key: "core", Kind: Told, Unit: "bytes"},
 	{Section: Limits, Key: "cpu_time", Kind: Must, Unit: "seconds", compare: atLeast, Why: "the kernel ends ranks after this time", mend: ulimit("t", 1)},
 	{Section: Limits, Key: "pids", Kind: Warn, Unit: "processes", compare: atLeast, Why: "the cgroup allows no more threads", mend: mendPids},
-	{Section: Limits, Key: "umask", Kind: Warn, Why: "other nodes may not read the files of this one", mend: say("umask %s")},
+	{Section: Limits, Key: "umask", Kind: Warn, Why: "other nodes may not read the files of this one", mend: run("umask %s")},
 	{Section: Limits, Key: "user", Kind: Warn, Why: "files on shared disks belong to another user"},
 
 	{Section: Network, Key: "own_name", Kind: Warn, good: "address", Why: "the host's own name leads to a loopback address, which other nodes cannot reach", mend: mendOwnName},
@@ -171,8 +171,13 @@ var table = []Rule{
 	{Section: Variables, Key: "TOKENIZERS_*", Kind: Warn, whole: true, Why: "tokenizers use another number of threads", mend: mendVariable},
 	{Section: Variables, Key: "*", Kind: Must, whole: true, Why: "libraries behave otherwise on this node", mend: mendVariable},
 
-	{Section: Run, Key: "model", Kind: Must, Why: "the ranks train other models", mend: say("give all nodes the same model and the same --init-from")},
-	{Section: Run, Key: "weights", Kind: Must, Why: "the ranks begin with other weights", mend: say("copy the same weights to all nodes: they have the hash %s")},
-	{Section: Run, Key: "data", Kind: Must, Why: "the ranks train on other data", mend: say("copy the same data to all nodes: they have the hash %s")},
-	{Section: Run, Key: "settings", Kind: Must, Why: "the ranks train with other settings", mend: say("give all nodes the same flags and the same settings file")},
+	{Section: Run, Key: "setting.*", Kind: Must, whole: true, Why: "the ranks train with other settings", mend: mendSetting},
+	{Section: Run, Key: "option.*", Kind: Must, Why: "the ranks train with other options", mend: mendOption},
+	{Section: Run, Key: "tensor.*", Kind: Must, whole: true, Why: "the ranks train other models", mend: say("build the same model on all ranks")},
+	{Section: Run, Key: "model", Kind: Must, Why: "the ranks train other models", mend: say("build the same model on all ranks")},
+	{Section: Run, Key: "weights", Kind: Must, whole: true, Why: "the ranks begin with other weights", mend: mendWeights},
+	{Section: Run, Key: "data.*", Kind: Must, whole: true, Why: "the ranks train on other data", mend: mendData},
+	{Section: Run, Key: "data", Kind: Must, compare: list, Why: "the ranks train on other samples, or in another order", mend: say("give all ranks the same data and settings")},
+	{Section: Run, Key: "samples", Kind: Must, Why: "the ranks train on other data", mend: say("give all ranks the same data")},
+	{Section: Run, Key: "position", Kind: Must, Why: "the ranks go on from another place in the data", mend: say("give all ranks the same checkpoint")},
 }
