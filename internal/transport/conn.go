@@ -199,18 +199,39 @@ func (c *Conn) WriteMade(n, unit int, fill func(p []byte, at int) error) error {
 		return c.wrote("write", m.writeMade(n, unit, fill))
 	}
 	sending()
-	piece := min(n, max(unit, 2*madePiece/unit*unit))
-	if cap(c.made) < piece {
-		c.made = make([]byte, piece)
+	return c.wrote("write", c.writeAhead(n, max(unit, 2*madePiece/unit*unit), fill))
+}
+
+// writeAhead writes n bytes in pieces: each is made while the one before is written, which
+// the system copies.
+func (c *Conn) writeAhead(n, piece int, fill func(p []byte, at int) error) error {
+	piece = min(n, piece)
+	pieces := (n + piece - 1) / piece
+	both := min(pieces, 2)
+	if cap(c.made) < both*piece {
+		c.made = make([]byte, both*piece)
 	}
-	for at := 0; at < n; at += piece {
-		p := c.made[:min(piece, n-at)]
-		err := fill(p, at)
-		if err == nil {
-			_, err = c.nc.Write(p)
+	part := func(k int) []byte { return c.made[k%2*piece:][:min(piece, n-k*piece)] }
+	if err := fill(part(0), 0); err != nil {
+		return err
+	}
+	var made chan error
+	if pieces > 1 {
+		made = make(chan error, 1)
+	}
+	for k := range pieces {
+		more := k+1 < pieces
+		if more {
+			go func() { made <- fill(part(k+1), (k+1)*piece) }()
+		}
+		_, err := c.nc.Write(part(k))
+		if more {
+			if ferr := <-made; err == nil {
+				err = ferr
+			}
 		}
 		if err != nil {
-			return c.wrote("write", err)
+			return err
 		}
 	}
 	return nil
