@@ -16,7 +16,9 @@ const (
 	maxRecent = 4096
 	// maxReads bounds the reads of the disk that a call has under way: disks answer many
 	// in the time of one.
-	maxReads = 32
+	maxReads = 64
+	// stagedRows bounds the keys of an update whose cold rows are read together.
+	stagedRows = 8 * lockRows
 )
 
 // coldRows are the rows of a table that lie on disk. Their headers stay in memory. The file
@@ -113,7 +115,8 @@ func (c *coldRows) put(key int64, h header, place uint32) error {
 	return nil
 }
 
-// took notes that a slot in memory has the row of a key.
+// took notes that a slot in memory has the row of a key. A row that has just come is the first
+// to leave again, unless it is used once more: most rows that come from disk are not.
 func (c *coldRows) took(slot uint32, key int64) {
 	for int(slot) >= len(c.keys) {
 		n := max(1024, 2*len(c.keys))
@@ -125,12 +128,12 @@ func (c *coldRows) took(slot uint32, key int64) {
 		c.keys, c.marks = keys, marks
 	}
 	c.keys[slot] = key
-	c.marks[slot].Store(slotTaken | slotUsed)
+	c.marks[slot].Or(slotTaken)
 }
 
 func (c *coldRows) gave(slot uint32) { c.marks[slot].Store(0) }
 
-// use notes that rows in memory were read.
+// use notes that rows in memory were read or changed.
 func (c *coldRows) use(l *lookup, n int) {
 	for _, plus := range l.slot[:n] {
 		if plus != 0 {

@@ -31,8 +31,9 @@ type readScratch struct {
 	ahead  [2]lookup // the wave of this turn and the next
 	raw    []byte    // a wave of rows in the table's dtype
 	floats []float32 // the same as float32
-	cold   []read
-	writes bool // headers are fetched too
+	cold   []read    // of the call under way
+	spare  []byte    // memory for cold rows
+	writes bool      // headers are fetched too
 }
 
 func newReadScratch(t *Table) *readScratch {
@@ -58,18 +59,26 @@ func (t *Table) Gather(dst []byte, as tensor.DType, keys []int64) error {
 	}
 	r := t.reads.Get().(*readScratch)
 	defer t.reads.Put(r)
+	r.cold = r.cold[:0]
 	for lo := 0; lo < len(keys); lo += lockRows {
 		hi := min(lo+lockRows, len(keys))
-		r.cold = r.cold[:0]
+		n := len(r.cold)
 		t.gatherLocked(r, dst[lo*size:hi*size], as, keys[lo:hi])
-		if len(r.cold) > 0 {
-			if err := t.gatherCold(r.cold); err != nil {
-				return err
-			}
-			for _, c := range r.cold {
-				t.convert(r, dst[(lo+c.at)*size:][:size], as, c.to)
-			}
+		for i := range r.cold[n:] {
+			r.cold[n+i].at += lo
 		}
+		// Rows on disk are read together: a disk answers many in the time of one.
+		if len(r.cold) == 0 || len(r.cold) < maxRecent-lockRows && hi < len(keys) {
+			continue
+		}
+		if err := t.gatherCold(r.cold); err != nil {
+			return err
+		}
+		for _, c := range r.cold {
+			t.convert(r, dst[c.at*size:][:size], as, c.to)
+		}
+		clear(r.cold) // whose memory is for recent rows, or for nobody
+		r.cold = r.cold[:0]
 	}
 	return nil
 }
@@ -118,8 +127,13 @@ func (t *Table) findCold(r *readScratch, l *lookup, keys []int64, at int) {
 		if h == nil {
 			continue
 		}
-		c := read{key: key, place: place, lsn: h.lsn, at: at + i, to: make([]byte, t.cold.size)}
-		r.cold = append(r.cold, c)
+		if len(r.spare) < t.cold.size { // few rows together, for the memory lasts as long as one of them
+			r.spare = make([]byte, wave*t.cold.size)
+		}
+		to := r.spare[:t.cold.size:t.cold.size]
+		r.spare = r.spare[t.cold.size:]
+		l.record[i] = unsafe.Pointer(unsafe.SliceData(to)) // anything, for now
+		r.cold = append(r.cold, read{key: key, place: place, lsn: h.lsn, at: at + i, to: to})
 	}
 }
 

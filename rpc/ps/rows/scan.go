@@ -2,7 +2,10 @@
 
 package rows
 
-import "math/bits"
+import (
+	"math/bits"
+	"unsafe"
+)
 
 // scanRows is about the number of records that are copied under one lock.
 const scanRows = 256
@@ -56,6 +59,22 @@ func (t *Table) eachHeader(stores []*store, fn func(batch []keyed)) {
 	}, func() error { fn(batch); batch = batch[:0]; return nil })
 }
 
+// fetch lets the processor fetch the headers of entries, at most a wave, and their values.
+func (s *store) fetch(entries []entry, values bool) {
+	var at [wave]unsafe.Pointer
+	for i, e := range entries {
+		at[i] = unsafe.Pointer(s.header(e.slot))
+	}
+	prefetch(&at[0], len(entries), headerBytes)
+	if !values || s.stride == 0 {
+		return
+	}
+	for i, e := range entries {
+		at[i] = s.record(e.slot)
+	}
+	prefetch(&at[0], len(entries), min(s.stride, prefetchBytes))
+}
+
 // Scan calls fn with each row and each waiting key whose LSN is higher than since, and, if
 // since is not 0, then with each key that was removed by an entry after since. Updates go
 // on meanwhile: a key comes once, with what the table had of it at some time of the scan.
@@ -91,7 +110,10 @@ func (t *Table) Scan(since uint64, fn func(Record) error) error {
 	const isYoung, isGone, isCold = 1, 2, 3
 	stores := t.stores()
 	err := t.eachSpan(stores, func(of int, entries []entry) {
-		for _, e := range entries {
+		for i, e := range entries {
+			if i%wave == 0 {
+				stores[of].fetch(entries[min(i+wave, len(entries)):min(i+2*wave, len(entries))], since == 0)
+			}
 			h := stores[of].header(e.slot)
 			if h.lsn <= since || of == isGone && since == 0 {
 				continue

@@ -127,8 +127,8 @@ func (t *Table) Update(at Mark, keys []int64, grad []float32) (Changes, error) {
 	}
 	for lo := 0; lo < len(keys); lo += lockRows {
 		hi := min(lo+lockRows, len(keys))
-		if t.cold != nil {
-			if err := t.stage(keys[lo:hi]); err != nil {
+		if t.cold != nil && lo%stagedRows == 0 {
+			if err := t.stage(keys[lo:min(lo+stagedRows, len(keys))]); err != nil {
 				return c, err
 			}
 		}
@@ -164,6 +164,9 @@ func (t *Table) updateTile(at Mark, keys []int64, grad []float32, c *Changes) er
 	n := 0
 	var failed error
 	t.eachWave(u.read, keys, func(l *lookup, first, num int) {
+		if t.cold != nil {
+			t.cold.use(l, num)
+		}
 		for i, key := range keys[first : first+num] {
 			slot, change, err := t.touch(at, key, l.slot[i], c)
 			if err != nil {
