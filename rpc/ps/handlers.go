@@ -263,9 +263,9 @@ func (s *Server) refuse(worker int, why *Error) {
 	s.mu.Lock()
 	s.refused[worker] = why
 	s.mu.Unlock()
-	select {
-	case s.queue <- &request{done: make(chan struct{})}: // wakes those who wait
-	default: // there is something else that will
+	// A turn wakes those who wait.
+	if writes, _ := s.turns.add(&request{done: make(chan struct{})}); writes {
+		s.write(nil, nil)
 	}
 }
 

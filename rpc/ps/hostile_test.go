@@ -58,7 +58,13 @@ func (g *gated) hold(t *testing.T, c *Client) (open func()) {
 
 // queued waits until as many requests stand before the writer.
 func (c *cluster) queued(n int) {
-	for len(c.servers[0].queue) < n {
+	waiting := func() int {
+		t := &c.servers[0].turns
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return len(t.waiting)
+	}
+	for waiting() < n {
 		time.Sleep(time.Millisecond) // of a bubble
 	}
 }

@@ -83,16 +83,17 @@ func (g *gradients) sum() Gradient {
 // servers: an error of a push is returned by a later call of Step, Pull or Flush. It waits
 // while many pushes have not been acknowledged.
 func (c *Client) Step(ctx context.Context) error {
-	_, err := c.stepOn(ctx, false)
+	_, err := c.stepOn(ctx, false, false)
 	return err
 }
 
-// stepOn sends the pushes of the step, to each server one.
-func (c *Client) stepOn(ctx context.Context, all bool) ([]*outgoing, error) {
+// stepOn sends the pushes of the step, to each server one. If here, the caller waits for them
+// anyway, and sends itself what goes to a single server.
+func (c *Client) stepOn(outer context.Context, all, here bool) ([]*outgoing, error) {
 	if err := c.complaint(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := c.limit(ctx)
+	ctx, cancel := c.limit(outer)
 	defer cancel()
 	c.mu.Lock()
 	step, collected := c.step, c.grads
@@ -102,7 +103,8 @@ func (c *Client) stepOn(ctx context.Context, all bool) ([]*outgoing, error) {
 	for table, r := range c.rates {
 		c.rates[table] = rate{r.lr, false}
 	}
-	skips := c.set.Consistency == nil || c.set.Consistency.mode() == ModeAsynchronous && !all
+	// Others wait for a worker's part of each batch, also for one without gradients.
+	skips := c.set.Consistency == nil || c.set.Consistency.mode() == ModeAsynchronous && c.set.Consistency.Batch == 0 && !all
 	c.mu.Unlock()
 	items := make([]pushItem, len(c.remotes))
 	for _, table := range slices.Sorted(maps.Keys(collected)) {
@@ -120,9 +122,12 @@ func (c *Client) stepOn(ctx context.Context, all bool) ([]*outgoing, error) {
 			out = append(out, nil)
 			continue
 		}
-		o, err := r.push(ctx, items[i])
+		o, sends, err := r.push(ctx, items[i], here && len(c.remotes) == 1)
 		if err != nil {
 			return nil, err
+		}
+		if sends {
+			r.sendHere(outer, o)
 		}
 		out = append(out, o)
 	}
@@ -243,7 +248,7 @@ func (c *Client) Push(ctx context.Context, grads ...Gradient) error {
 	if err := c.Add(grads...); err != nil {
 		return err
 	}
-	if err := c.Step(ctx); err != nil {
+	if _, err := c.stepOn(ctx, false, true); err != nil {
 		return err
 	}
 	return c.Flush(ctx)
@@ -268,7 +273,7 @@ func (c *Client) Update(ctx context.Context, grads ...Gradient) ([]*tensor.Tenso
 	}
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
-	sent, err := c.stepOn(ctx, true)
+	sent, err := c.stepOn(ctx, true, true)
 	if err != nil {
 		return nil, err
 	}
@@ -313,24 +318,62 @@ func (c *Client) Update(ctx context.Context, grads ...Gradient) ([]*tensor.Tenso
 	return out, nil
 }
 
-// push gives a push to the goroutine that sends.
-func (r *remote) push(ctx context.Context, item pushItem) (*outgoing, error) {
+// push gives a push to the goroutine that sends. If the caller wants to send it and nothing
+// is under way, sends is true, and the caller calls sendHere.
+func (r *remote) push(ctx context.Context, item pushItem, here bool) (o *outgoing, sends bool, err error) {
 	select {
 	case r.slots <- struct{}{}:
 	case <-ctx.Done():
-		return nil, r.unreachable("it has not acknowledged %d pushes: %w", maxOutstanding, context.Cause(ctx))
+		return nil, false, r.unreachable("it has not acknowledged %d pushes: %w", maxOutstanding, context.Cause(ctx))
 	case <-r.client.ctx.Done():
-		return nil, r.unreachable("the client has been closed")
+		return nil, false, r.unreachable("the client has been closed")
 	}
-	o := &outgoing{item: item, done: make(chan struct{})}
+	o = &outgoing{item: item, done: make(chan struct{})}
 	r.mu.Lock()
-	r.queue = append(r.queue, o)
+	if sends = here && !r.sending && len(r.queue) == 0; sends {
+		r.sending = true
+	} else {
+		r.queue = append(r.queue, o)
+	}
 	r.mu.Unlock()
+	if !sends {
+		r.goOn()
+	}
+	return o, sends, nil
+}
+
+// goOn lets the goroutine that sends look at the queue.
+func (r *remote) goOn() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
-	return o, nil
+}
+
+// sendHere sends a push in the goroutine of its caller: so nobody has to be woken. If the
+// caller's time ends before the push is acknowledged, the goroutine that sends goes on, with
+// the same number.
+func (r *remote) sendHere(outer context.Context, o *outgoing) {
+	ctx, cancel := context.WithCancel(r.client.ctx)
+	defer cancel()
+	defer context.AfterFunc(outer, cancel)()
+	err := r.deliver(ctx, []*outgoing{o})
+	ended := err == nil || outer.Err() == nil || r.client.ctx.Err() != nil
+	if ended {
+		if err != nil {
+			r.doubt(err)
+		}
+		r.end(o, err)
+	}
+	r.mu.Lock()
+	if r.sending = false; !ended {
+		r.queue = slices.Insert(r.queue, 0, o)
+	}
+	more := len(r.queue) > 0
+	r.mu.Unlock()
+	if more {
+		r.goOn()
+	}
 }
 
 // send sends pushes, one request at a time. Those that come meanwhile go together in the
@@ -339,10 +382,14 @@ func (r *remote) send() {
 	for {
 		r.mu.Lock()
 		n := min(len(r.queue), maxTogether)
+		if r.sending {
+			n = 0
+		}
 		all := r.queue[:n:n]
 		r.queue = r.queue[n:]
+		r.sending = r.sending || n > 0
 		r.mu.Unlock()
-		if len(all) == 0 {
+		if n == 0 {
 			select {
 			case <-r.wake:
 				continue
@@ -350,24 +397,33 @@ func (r *remote) send() {
 				return
 			}
 		}
-		err := r.deliver(all)
-		var e *Error
-		if err != nil && len(all) > 1 && errors.As(err, &e) && e.Kind != KindUnreachable && e.Kind != KindHistory {
-			for _, o := range all { // which of them was it?
-				err := r.deliver([]*outgoing{o})
-				if err != nil {
-					r.doubt(err)
-				}
-				r.end(o, err)
+		r.sendAll(all)
+		r.mu.Lock()
+		r.sending = false
+		r.mu.Unlock()
+	}
+}
+
+// sendAll sends pushes together.
+func (r *remote) sendAll(all []*outgoing) {
+	ctx := r.client.ctx
+	err := r.deliver(ctx, all)
+	var e *Error
+	if err != nil && len(all) > 1 && errors.As(err, &e) && e.Kind != KindUnreachable && e.Kind != KindHistory {
+		for _, o := range all { // which of them was it?
+			err := r.deliver(ctx, []*outgoing{o})
+			if err != nil {
+				r.doubt(err)
 			}
-			continue
-		}
-		if err != nil {
-			r.doubt(err)
-		}
-		for _, o := range all {
 			r.end(o, err)
 		}
+		return
+	}
+	if err != nil {
+		r.doubt(err)
+	}
+	for _, o := range all {
+		r.end(o, err)
 	}
 }
 
@@ -381,9 +437,9 @@ func (r *remote) end(o *outgoing, err error) {
 }
 
 // deliver sends pushes until they are acknowledged, however often the connection is lost.
-func (r *remote) deliver(all []*outgoing) error {
+func (r *remote) deliver(ctx context.Context, all []*outgoing) error {
 	c := r.client
-	ctx, cancel := c.limit(c.ctx)
+	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	r.mu.Lock()
 	first := r.acked + 1

@@ -35,6 +35,7 @@ type remote struct {
 	next    int64     // the worker's step that it expected when it was last asked
 	first   int64     // the first step that this client pushes to it
 	queue   []*outgoing
+	sending bool          // a request with pushes is under way
 	wake    chan struct{} // that there is something in the queue
 	slots   chan struct{} // taken by pushes that it has not acknowledged
 }

@@ -108,6 +108,26 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
+// Of many keys a sample says whether some come again.
+func TestDistinctOfMany(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, among := range []int64{1000, 20_000, 1 << 50} {
+		keys := make([]int64, 4096)
+		for i := range keys {
+			keys[i] = r.Int64N(among)
+		}
+		once, at := distinct(keys)
+		if (at == nil) != (among == 1<<50) {
+			t.Fatalf("4096 of %d keys: %d travel", among, len(once))
+		}
+		for i, a := range at {
+			if once[a] != keys[i] {
+				t.Fatalf("key %d, %d, is said to be %d", i, keys[i], once[a])
+			}
+		}
+	}
+}
+
 func checkUnique(t *testing.T, keys []int64) {
 	t.Helper()
 	once, at := unique(keys)

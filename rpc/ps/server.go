@@ -48,15 +48,16 @@ type Server struct {
 	process uint64 // of this process
 
 	state   *state   // of the writer
-	turns   int      // of the writer
+	took    int      // of the writer: turns
 	looked  []uint64 // by table: the step at which the writer last looked for rows that should leave
-	queue   chan *request
-	quit    chan struct{}
-	stopped chan struct{}
+	turns   turns
+	stopped chan struct{} // closed when nobody writes any more
 	view    atomic.Pointer[view]
 	failed  atomic.Pointer[Error] // why it answers nothing any more
 	counts  counts
 	keeper  keeper
+
+	stopOnce sync.Once
 
 	life  sync.RWMutex // held by those who read the tables
 	ended bool         // the tables are no more
@@ -86,8 +87,8 @@ type view struct {
 // Serve makes an agent the server of a number, 0 to one less than servers. The agent may
 // serve other methods, but can be one server only.
 func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option) (*Server, error) {
-	s := &Server{agent: a, index: index, count: servers, history: rand.Uint64(), process: rand.Uint64() | 1, queue: make(chan *request, 256),
-		quit: make(chan struct{}), stopped: make(chan struct{}), refused: map[int]*Error{}, heard: map[int]string{}}
+	s := &Server{agent: a, index: index, count: servers, history: rand.Uint64(), process: rand.Uint64() | 1,
+		stopped: make(chan struct{}), refused: map[int]*Error{}, heard: map[int]string{}}
 	fail := func(err error) (*Server, error) {
 		return nil, fmt.Errorf("ps: server %d of %d: %w", index, servers, err)
 	}
@@ -120,7 +121,6 @@ func Serve(ctx context.Context, a *rpc.Agent, index, servers int, opts ...Option
 	}
 	s.publish()
 	s.keeper.begin(context.WithoutCancel(ctx))
-	go s.write()
 	err = a.Offer(
 		rpc.Serve(openMethod, s.open),
 		rpc.Serve(servedPull, s.pull, rpc.WithTransient()),
@@ -224,13 +224,9 @@ func (s *Server) Err() error {
 // close the agent or the journal.
 func (s *Server) Close() error {
 	s.failed.CompareAndSwap(nil, s.errorf(KindUnreachable, "the server has been closed"))
-	s.mu.Lock()
-	select {
-	case <-s.quit:
-	default:
-		close(s.quit)
+	if s.turns.end() {
+		s.stop()
 	}
-	s.mu.Unlock()
 	<-s.stopped
 	s.keeper.end()
 	s.life.Lock()

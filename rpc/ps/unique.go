@@ -48,6 +48,9 @@ const fewAgain = 32
 // position of keys where its key is among them. If few come again, it returns the keys as
 // they are, and nil.
 func distinct(keys []int64) (once []int64, at []int32) {
+	if len(keys) >= sampleFrom && !comesAgain(keys) {
+		return keys, nil
+	}
 	size := 1 << bits.Len(uint(2*len(keys)))
 	table := tables.Get().(*[]int32)
 	defer tables.Put(table)
@@ -78,6 +81,34 @@ func distinct(keys []int64) (once []int64, at []int32) {
 		return keys, nil
 	}
 	return once, at
+}
+
+// Of sampleFrom keys or more, numSampled tell whether some come again.
+const (
+	sampleFrom = 2048
+	numSampled = 512
+)
+
+// comesAgain reports whether one of some keys comes again among them. If every tenth of 4,096
+// keys comes again, because all are equally frequent, it finds one with a probability of 99 %.
+func comesAgain(keys []int64) bool {
+	var places [2 * numSampled]uint16 // of a hash: the number of a sampled key, plus one
+	var seen [numSampled]int64
+	draw := uint64(len(keys))
+	for i := range numSampled {
+		// One of each run of keys, not always the same one: keys can have an order.
+		draw = draw*6364136223846793005 + 1442695040888963407
+		lo, hi := i*len(keys)/numSampled, (i+1)*len(keys)/numSampled
+		k := keys[lo+int(draw>>33)%(hi-lo)]
+		slot := int(rows.Hash(k)>>20) % len(places)
+		for ; places[slot] != 0; slot = (slot + 1) % len(places) {
+			if seen[places[slot]-1] == k {
+				return true
+			}
+		}
+		places[slot], seen[i] = uint16(i+1), k
+	}
+	return false
 }
 
 // tables are the memory of distinct.

@@ -5,13 +5,14 @@ package ps
 import (
 	"context"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/rpc/ps/rows"
 )
 
-// The writer is the one goroutine that changes a server's state. Handlers give it requests.
-// It appends the entries of all that wait to the journal by one write, applies them in that
+// The writer is the goroutine that changes a server's state: at any time there is one at most.
+// Handlers give it requests. It appends the entries of all that wait to the journal by one write, applies them in that
 // order, and then lets the handlers answer.
 
 // request is a change that a handler waits for. Exactly one of settings, pushes, leaves,
@@ -57,16 +58,78 @@ const (
 	maxBatchBytes = 64 << 20
 )
 
+// turns are the requests that wait for the writer. Whoever brings a request while nobody
+// writes is the writer until its own request is done, so that often nobody has to be woken.
+// Then a goroutine goes on with those that have come meanwhile.
+type turns struct {
+	mu      sync.Mutex
+	waiting []*request
+	busy    bool // somebody is the writer
+	over    bool // there will be no more turns
+}
+
+// add adds a request, and says whether the caller is the writer now. It returns false for ok
+// if there are no more turns.
+func (t *turns) add(r *request) (writes, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return false, false
+	}
+	t.waiting = append(t.waiting, r)
+	writes = !t.busy
+	t.busy = true
+	return writes, true
+}
+
+// next returns the requests of the next turn, nil if there are none: then nobody writes. over
+// says that there will be none.
+func (t *turns) next() (turn []*request, over bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over || len(t.waiting) == 0 {
+		t.busy = false
+		return nil, t.over
+	}
+	first := t.waiting[0]
+	n, bytes := 1, first.bytes()
+	if first.settings == nil && len(t.waiting) > 1 {
+		// What a request may do depends on the requests of its client and its worker before
+		// it, and on the settings: they are in turns before.
+		clients, workers := map[uint64]bool{first.client: true}, map[int]bool{first.worker: true}
+		for _, r := range t.waiting[1:min(len(t.waiting), maxBatch)] {
+			if bytes >= maxBatchBytes || r.settings != nil || clients[r.client] || r.worker >= 0 && workers[r.worker] {
+				break
+			}
+			clients[r.client], workers[r.worker] = true, true
+			n, bytes = n+1, bytes+r.bytes()
+		}
+	}
+	turn = slices.Clone(t.waiting[:n])
+	rest := copy(t.waiting, t.waiting[n:])
+	clear(t.waiting[rest:])
+	t.waiting = t.waiting[:rest]
+	return turn, false
+}
+
+// end lets there be no more turns, and says whether nobody writes.
+func (t *turns) end() (idle bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	return !t.busy
+}
+
 // do gives a request to the writer and waits for it. If ctx ends before the request's turn
 // comes, the request has no effect. When do returns, nobody reads the request's memory.
 func (s *Server) do(ctx context.Context, r *request) error {
 	r.done = make(chan struct{})
-	select {
-	case s.queue <- r:
-	case <-s.stopped:
+	writes, ok := s.turns.add(r)
+	if !ok {
 		return s.failed.Load()
-	case <-ctx.Done():
-		return ctx.Err()
+	}
+	if writes {
+		s.write(r, nil)
 	}
 	select {
 	case <-r.done:
@@ -92,44 +155,43 @@ func (s *Server) do(ctx context.Context, r *request) error {
 	return nil
 }
 
-// write is the writer.
-func (s *Server) write() {
-	defer close(s.stopped)
-	var held *request // that cannot be in one turn with those before it
-	for {
-		var turn []*request
-		if held != nil {
-			turn, held = append(turn, held), nil
-		} else {
-			select {
-			case r := <-s.queue:
-				turn = append(turn, r)
-			case <-s.quit:
-				return
-			}
+// write is the writer. It begins with a turn, if it is given one, and ends when own, if there
+// is such a request, is done: a goroutine then goes on with those that wait.
+func (s *Server) write(own *request, turn []*request) {
+	whole := false
+	defer func() {
+		if !whole { // a panic: nobody knows what the state is
+			s.failed.CompareAndSwap(nil, s.errorf(KindStorage, "the server has stopped, for a request could not be applied"))
+			s.turns.end()
+			s.stop()
 		}
-		// What a request may do depends on the requests of its client and its worker before
-		// it, and on the settings: they are in turns before.
-		clients, workers, bytes := map[uint64]bool{turn[0].client: true}, map[int]bool{turn[0].worker: true}, turn[0].bytes()
-	more:
-		for turn[0].settings == nil && len(turn) < maxBatch && bytes < maxBatchBytes {
-			select {
-			case r := <-s.queue:
-				if r.settings != nil || clients[r.client] || r.worker >= 0 && workers[r.worker] {
-					held = r
-					break more
-				}
-				clients[r.client], workers[r.worker] = true, true
-				turn, bytes = append(turn, r), bytes+r.bytes()
-			default:
-				break more
-			}
+	}()
+	for done := false; !whole; turn = nil {
+		over := false
+		if turn == nil {
+			turn, over = s.turns.next()
 		}
-		if !s.take(turn) {
-			return
+		switch {
+		case turn == nil:
+			whole = true
+		case done:
+			go s.write(nil, turn)
+			whole = true
+		case !s.take(turn):
+			over = true
+			s.turns.end()
+			whole = true
+		default:
+			done = own != nil && slices.Contains(turn, own)
+		}
+		if over {
+			s.stop()
 		}
 	}
 }
+
+// stop lets nobody wait for the writer any more.
+func (s *Server) stop() { s.stopOnce.Do(func() { close(s.stopped) }) }
 
 func (r *request) bytes() int {
 	n := 0
@@ -225,14 +287,14 @@ const maxRemoved = 1 << 16
 // evict removes the rows that should leave their tables.
 func (s *Server) evict() bool {
 	st := s.state
-	s.turns++
+	s.took++
 	for i, t := range st.tables {
 		e := st.set.Tables[i].Evict
 		for len(s.looked) <= i {
 			s.looked = append(s.looked, 0)
 		}
 		aged := e.Steps > 0 && st.step >= s.looked[i]+uint64(max(1, e.Steps/8))
-		if !aged && !(e.Rows > 0 && t.Len() > e.Rows) && !(e.Bytes > 0 && s.turns%evictTurns == 0) {
+		if !aged && !(e.Rows > 0 && t.Len() > e.Rows) && !(e.Bytes > 0 && s.took%evictTurns == 0) {
 			continue
 		}
 		s.looked[i] = st.step
