@@ -298,6 +298,10 @@ func (b *serving) keys() []int64 {
 // newZipf draws ranks of a Zipf distribution from 0 to n-1.
 func newZipf(r *rand.Rand, n int) *rand.Zipf { return rand.NewZipf(r, zipf, 1, uint64(n-1)) }
 
+// maxBatches is how many requests have keys of their own. Their rows are to be many times
+// what a cache holds.
+const maxBatches = 512
+
 // measure makes the client's requests.
 func (b *serving) measure(ctx context.Context) ([]time.Duration, error) {
 	var offsets []int64
@@ -306,10 +310,16 @@ func (b *serving) measure(ctx context.Context) ([]time.Duration, error) {
 			offsets = append(offsets, int64(i))
 		}
 	}
+	// A program has keys from its data, so they are drawn before, as far as memory allows.
+	type batch struct{ keys, once []int64 }
+	batches := make([]batch, min(b.Steps, maxBatches))
+	for i := range batches {
+		keys := b.keys()
+		batches[i] = batch{keys, slices.Compact(slices.Sorted(slices.Values(keys)))}
+	}
 	took := make([]time.Duration, b.Steps)
 	for i := range took {
-		keys := b.keys() // as a program has them
-		once := slices.Compact(slices.Sorted(slices.Values(keys)))
+		keys, once := batches[i%len(batches)].keys, batches[i%len(batches)].once
 		g := ps.Gradient{Table: "bench", Keys: once, Grads: b.grads.Narrow(0, 0, len(once))}
 		began := time.Now()
 		if b.name != "push" && b.name != "batched" {
