@@ -431,7 +431,7 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 	if !r.training.isWhole() {
 		feed = &dealtFeed{Loader: loader, rows: r.training, sampler: sampler, pass: r.cfg.size().pass()}
 	}
-	if r.cfg.hasServers() && r.cfg.Staleness > 0 {
+	if r.cfg.looksAhead() {
 		feed = newAheadFeed(feed, r.recommender.served, r.recommender, max(1, r.cfg.ahead), r.cfg.Accumulate)
 	}
 	return feed, nil
@@ -473,7 +473,7 @@ func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 		logits[i] = float64(v)
 	}
 	metrics := recMetrics(logits, r.labels)
-	if served != nil && r.cfg.Staleness > 0 {
+	if served != nil && r.cfg.looksAhead() {
 		stale, err := served.staleness(ctx)
 		if err != nil {
 			return nil, err

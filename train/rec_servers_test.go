@@ -234,6 +234,32 @@ func TestStaleRows(t *testing.T) {
 	}
 }
 
+// TestAsynchronousRows: asynchronous servers, and such as apply the pushes of two ranks at
+// once, train to an AUC near that of the run without. Rows of batches that servers wait for
+// are whole at an evaluation.
+func TestAsynchronousRows(t *testing.T) {
+	cfg := smallRec(t)
+	want := newLog()
+	if err := trainSummed(t.Context(), cfg, 2, want); err != nil {
+		t.Fatal(err)
+	}
+	for _, sees := range []string{"asynchronous", "asynchronous,batch:2", "bounded:1,batch:2:mean"} {
+		served := servedRec(cfg, 3, 0)
+		served.Sees, served.Out = sees, t.TempDir()
+		got := newLog()
+		if err := trainSummed(t.Context(), served, 2, got); err != nil {
+			t.Fatalf("%s: %v", sees, err)
+		}
+		g, w := got.finish.Metrics, want.finish.Metrics
+		if len(g) != 3 || g[2].Name != "staleness" {
+			t.Errorf("%s: the metrics are %v, want a staleness too", sees, g)
+		}
+		if d := g[0].Value - w[0].Value; d < -0.02 || d > 0.02 {
+			t.Errorf("%s: the AUC is %v, without servers %v", sees, g[0].Value, w[0].Value)
+		}
+	}
+}
+
 // TestServerLost: a server that ends and does not come back ends the run on all ranks, with its
 // number. The checkpoint before is whole, and the run goes on from it with other servers.
 func TestServerLost(t *testing.T) {
@@ -327,16 +353,20 @@ func TestStaleAUC(t *testing.T) {
 
 func TestServerSettings(t *testing.T) {
 	for want, change := range map[string]func(c *RecConfig){
-		"--staleness is about": func(c *RecConfig) { c.Staleness = 2 },
-		"leave one of them":    func(c *RecConfig) { c.PS, c.PSAt = 1, []string{"a:1"} },
-		"want HOST:PORT":       func(c *RecConfig) { c.PSAt = []string{"a"} },
-		"has a:1 twice":        func(c *RecConfig) { c.PSAt = []string{"a:1", "a:1"} },
-		"--clip needs":         func(c *RecConfig) { c.PS, c.Clip = 1, 1 },
-		"--prove does":         func(c *RecConfig) { c.PS, c.Prove = 1, true },
-		"--init-from gives":    func(c *RecConfig) { c.PS, c.InitFrom = 1, "x" },
-		"--ps is -1":           func(c *RecConfig) { c.PS = -1 },
-		"--fsdp splits":        func(c *RecConfig) { c.PS, c.Ranks, c.FSDP = 1, 2, 2 },
-		"--diloco averages":    func(c *RecConfig) { c.PS, c.DiLoCo, c.Islands, c.IslandsAt = 1, 5, 2, "a:1" },
+		"--ps-consistency is about":     func(c *RecConfig) { c.Sees = "asynchronous" },
+		"which the pushes of 3 ra":      func(c *RecConfig) { c.PS, c.Ranks, c.Sees = 1, 3, "asynchronous,batch:2" },
+		"leave the batch out":           func(c *RecConfig) { c.PS, c.Sees = 1, "synchronous,batch:2" },
+		"is --ps-consistency bounded:2": func(c *RecConfig) { c.PS, c.Staleness, c.Sees = 1, 2, "asynchronous" },
+		"--staleness is about":          func(c *RecConfig) { c.Staleness = 2 },
+		"leave one of them":             func(c *RecConfig) { c.PS, c.PSAt = 1, []string{"a:1"} },
+		"want HOST:PORT":                func(c *RecConfig) { c.PSAt = []string{"a"} },
+		"has a:1 twice":                 func(c *RecConfig) { c.PSAt = []string{"a:1", "a:1"} },
+		"--clip needs":                  func(c *RecConfig) { c.PS, c.Clip = 1, 1 },
+		"--prove does":                  func(c *RecConfig) { c.PS, c.Prove = 1, true },
+		"--init-from gives":             func(c *RecConfig) { c.PS, c.InitFrom = 1, "x" },
+		"--ps is -1":                    func(c *RecConfig) { c.PS = -1 },
+		"--fsdp splits":                 func(c *RecConfig) { c.PS, c.Ranks, c.FSDP = 1, 2, 2 },
+		"--diloco averages":             func(c *RecConfig) { c.PS, c.DiLoCo, c.Islands, c.IslandsAt = 1, 5, 2, "a:1" },
 	} {
 		c := DefaultRec()
 		if change(&c); c.Validate() == nil || !strings.Contains(c.Validate().Error(), want) {

@@ -24,6 +24,7 @@ type ServerConfig struct {
 	PS        int      `json:"ps" run:"here" group:"Parameter servers" usage:"have {N} parameter servers hold the tables, started beside rank 0; 0: each rank has the tables"`
 	PSAt      []string `json:"ps_at" flag:"ps-at" run:"here" usage:"{ADDRESSES} of servers that run already (cohort ps serve), in the order of their numbers; their token is that of COHORT_TOKEN"`
 	Staleness int      `json:"staleness" run:"here" usage:"with servers: steps that the rows of a pull may be behind; from 1 on, rows are pulled during the step before; 0: none, the run computes what it computes without servers"`
+	Sees      string   `json:"ps_consistency" flag:"ps-consistency" run:"here" usage:"with servers: the {CONSISTENCY} of a pull: synchronous, bounded:STEPS (as --staleness) or asynchronous; behind the last two ,batch:K or ,batch:K:mean lets servers apply the sum or mean of K pushes at once; default: by --staleness"`
 
 	StartServers StartServers `json:"-"` // of rank 0
 
@@ -49,10 +50,38 @@ func (c ServerConfig) hasServers() bool { return c.PS > 0 || len(c.PSAt) > 0 }
 
 // consistency is what a pull sees of the pushes of other ranks.
 func (c ServerConfig) consistency() ps.Consistency {
+	if sees, err := ps.ParseConsistency(c.Sees); c.Sees != "" && err == nil {
+		return sees
+	}
 	if c.Staleness > 0 {
 		return ps.Bounded(c.Staleness)
 	}
 	return ps.Synchronous()
+}
+
+// looksAhead says whether rows are pulled during the step before, and so lack its pushes.
+func (c ServerConfig) looksAhead() bool {
+	sees := c.consistency()
+	return c.hasServers() && (sees.Mode == ps.ModeAsynchronous || sees.Bound > 0)
+}
+
+// validateConsistency reports what is wrong with what a pull sees. ranks are 0 if nobody knows
+// how many there are.
+func (c ServerConfig) validateConsistency(ranks int) error {
+	if c.Sees == "" {
+		return nil
+	}
+	sees, err := ps.ParseConsistency(c.Sees)
+	switch {
+	case err != nil:
+		return fmt.Errorf("train rec: --ps-consistency: %w", err)
+	case c.Staleness > 0:
+		return fmt.Errorf("train rec: --staleness %d is --ps-consistency bounded:%d, and --ps-consistency is %s: leave one of them out", c.Staleness, c.Staleness, c.Sees)
+	case sees.Batch > 0 && ranks > 0 && ranks%sees.Batch != 0:
+		// A rank waits for its last push, which nobody would complete to a batch.
+		return fmt.Errorf("train rec: --ps-consistency %s has batches of %d pushes, which the pushes of %d ranks do not fill: want a number that divides the number of ranks", c.Sees, sees.Batch, ranks)
+	}
+	return nil
 }
 
 // validateServers reports the first of these settings that makes no sense, and others of a
@@ -62,10 +91,15 @@ func (c RecConfig) validateServers() error {
 		return err
 	}
 	if !c.hasServers() {
-		if c.Staleness > 0 {
-			return errors.New("train rec: --staleness is about parameter servers: give --ps or --ps-at too, or leave it out")
+		for flag, is := range map[string]bool{"staleness": c.Staleness > 0, "ps-consistency": c.Sees != ""} {
+			if is {
+				return fmt.Errorf("train rec: --%s is about parameter servers: give --ps or --ps-at too, or leave it out", flag)
+			}
 		}
 		return nil
+	}
+	if err := c.validateConsistency(c.Ranks); err != nil {
+		return err
 	}
 	if c.PS > 0 && len(c.PSAt) > 0 {
 		return errors.New("train rec: --ps starts servers, and --ps-at names servers that run already: leave one of them out")

@@ -104,7 +104,7 @@ func TestPythonClient(t *testing.T) {
 	}
 	var tables []rows.Schema
 	first := map[string][][]float32{}
-	for _, d := range []tensor.DType{tensor.Float32, tensor.Float16, tensor.Int8} {
+	for _, d := range []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16, tensor.Int8} {
 		s := rows.Schema{Name: d.String(), Width: 5, DType: d, Init: rows.Init{Kind: rows.Uniform, Scale: 2, Seed: 4}, Optimizer: rows.Optimizer{Kind: rows.SGD, LR: 1}}
 		tables = append(tables, s)
 		for _, k := range keys {
@@ -142,10 +142,19 @@ func TestPythonClient(t *testing.T) {
 	}
 }
 
+// TestPythonBatched: two workers in Python get the rows of their batch, also of a step without
+// gradients, and rows that they have asked for ahead.
+func TestPythonBatched(t *testing.T) {
+	interpreter := python(t, "numpy")
+	for n, wire := range map[int]string{1: "float32", 3: "bfloat16"} {
+		addrs := servers(t, n, WithWorkers(2, Asynchronous().Batched(2, true)))
+		play(t, interpreter, "play_ps_batched.py", map[string]any{"addresses": addrs, "wire": wire})
+	}
+}
+
 // TestPyTorchTrains: a PyTorch DLRM whose tables lie on servers has the losses of the same
 // DLRM with torch.nn.EmbeddingBag.
 func TestPyTorchTrains(t *testing.T) {
 	interpreter := python(t, "numpy", "torch")
-	addrs := servers(t, 2)
-	play(t, interpreter, "play_ps_torch.py", map[string]any{"addresses": addrs})
+	play(t, interpreter, "play_ps_torch.py", map[string]any{"addresses": servers(t, 2), "again": servers(t, 2)})
 }

@@ -27,12 +27,13 @@ def connect(address, token=None, *, name=None, to="", timeout=60.0, connect_time
     name       how the agent's messages call this client
     to         the name of the agent that is meant; "" for whoever is there
     timeout    seconds for a call that has no limit of its own, 0 for none
-    tensors    what tensors arrive as: "numpy" or "torch"
+    tensors    what tensors arrive as: "numpy", "widened" or "torch"; widened is NumPy with
+               float32 in place of bfloat16, which NumPy does not have
     max_message  the largest message that is taken, in bytes
     tls        go through TLS, as agents demand from other hosts (wants pyOpenSSL and cryptography)
     """
-    if tensors not in ("numpy", "torch"):
-        raise ValueError("tensors=%r: want \"numpy\" or \"torch\"" % (tensors,))
+    if tensors not in ("numpy", "widened", "torch"):
+        raise ValueError("tensors=%r: want \"numpy\", \"widened\" or \"torch\"" % (tensors,))
     if tensors == "torch":
         import torch  # noqa: F401  (missing, it is better said now than by the first answer)
     name = name or "python-%d" % os.getpid()

@@ -14,7 +14,9 @@ PyTorch, lookup returns rows that gradients flow to, and step pushes what backwa
     loss(out).backward()
     c.step()
 
-EmbeddingBag is a module that does this. docs/parameter-server.md describes the methods.
+EmbeddingBag is a module that does this. prefetch asks for the rows of a later batch, so that
+they travel while this one is computed. With batched updates, update pushes and returns the
+new rows. docs/parameter-server.md describes the methods.
 """
 
 import json
@@ -86,7 +88,7 @@ class _Server:
             if self.agent is not None:
                 return self.agent
             c = self.client
-            agent = _connect(self.address, c.token, timeout=c.timeout, tls=c.tls)
+            agent = _connect(self.address, c.token, timeout=c.timeout, tls=c.tls, tensors="widened")
             try:
                 got = agent.call("ps.Open", {"Version": VERSION, "Server": self.index, "Client": c.id, "Worker": c.worker,
                                              "Settings": json.dumps(c.settings).encode()})
@@ -127,7 +129,8 @@ class Client:
     addresses    "host:port" or "unix:/path" of each server, in the order of their numbers
     tables       schemas as dicts; servers that lack them make them, others compare
     worker       the number of this worker, 0 to workers-1; -1: a reader, which pushes nothing
-    consistency  "synchronous", "bounded:STEPS" or "asynchronous"; the same of all workers
+    consistency  "synchronous", "bounded:STEPS" or "asynchronous"; behind the last two perhaps
+                 ",batch:K", ",batch:K:sum" or ",batch:K:mean"; the same of all workers
     job          its name; servers of another refuse the client
     token, tls   as in cohort.connect
     timeout      seconds for a request, with all connections that it takes
@@ -142,14 +145,17 @@ class Client:
         if job:
             self.settings["job"] = job
         self.synchronous = False
+        self.batched = False
         if worker >= 0:
-            mode, _, bound = consistency.partition(":")
             self.settings["workers"] = workers
-            self.settings["consistency"] = {"mode": mode, **({"bound": int(bound)} if bound else {})}
-            self.synchronous = mode != "asynchronous"
+            self.settings["consistency"] = _consistency(consistency)
+            self.batched = "batch" in self.settings["consistency"]
+            # Others wait for each step of this worker, also for one without gradients.
+            self.synchronous = self.settings["consistency"]["mode"] != "asynchronous" or self.batched
         self.schemas = {}
         self._of = spread(len(addresses))
         self._grads, self._unknown = {}, None
+        self._ahead = {}  # by table: what prefetch was asked for
         self._servers = [_Server(self, i, a) for i, a in enumerate(addresses)]
         try:
             for s in self._servers:
@@ -212,6 +218,9 @@ class Client:
 
         Keys that come several times travel once, and there is one request a server.
         """
+        return self._pull(requests, self.step_number)
+
+    def _pull(self, requests, step):
         parts = [[] for _ in self._servers]
         wanted = {}
         for table, keys in requests.items():
@@ -221,7 +230,7 @@ class Client:
             for i in range(len(self._servers)):
                 if (of == i).any():
                     parts[i].append({"Table": table, "Keys": once[of == i]})
-        answers = self._each([{"Worker": self.worker, "Step": self.step_number, "Parts": p} if p else None for p in parts], "ps.Pull")
+        answers = self._each([{"Worker": self.worker, "Step": step, "Parts": p} if p else None for p in parts], "ps.Pull")
         out = {}
         for table, (once, at, of) in wanted.items():
             schema = self._schema(table)
@@ -232,6 +241,27 @@ class Client:
                         rows[of == i] = _decode(schema, got)
             out[table] = rows[at]
         return out
+
+    def prefetch(self, requests, step=None):
+        """Asks for the rows of a later step, the next one by default, and does not wait.
+
+        Returns a Prefetched, whose result is what pull would return. lookup, and so
+        EmbeddingBag, takes the rows if it is called in that step with the same ids: the same
+        object. Servers that are synchronous answer when the steps before have been applied.
+        """
+        step = self.step_number + 1 if step is None else step
+        ahead = Prefetched(self, requests, step)
+        for table, ids in requests.items():
+            self._ahead[table] = [a for a in self._ahead.get(table, ()) if a[0] >= self.step_number] + [(step, ids, ahead)]
+        return ahead
+
+    def _take(self, table, ids):
+        """The rows of ids that prefetch was asked for, None if it was not."""
+        for i, (step, known, ahead) in enumerate(self._ahead.get(table, ())):
+            if step == self.step_number and known is ids:
+                del self._ahead[table][i]
+                return ahead.result()[table]
+        return None
 
     def _each(self, arguments, method, done=lambda server, error: None):
         """Calls a method of all servers at once; None is no call."""
@@ -266,6 +296,32 @@ class Client:
 
     def step(self):
         """Pushes the gradients of the step to the servers, waits until they have them, and begins the next step."""
+        self._step()
+
+    def update(self, gradients):
+        """Pushes {table: (keys, gradient)} as a step to servers with batched updates, waits until
+        the batch has been applied, and returns the new rows, {table: float32 [keys, width]}."""
+        if not self.batched:
+            raise ValueError("update wants batched updates: give connect a consistency such as \"asynchronous,batch:8:mean\"")
+        for table, (keys, gradient) in gradients.items():
+            self.add(table, keys, gradient)
+        parts, answers = self._step()
+        out = {}
+        for table, (keys, _) in gradients.items():
+            known, rows = [np.zeros(0, np.int64)], [np.zeros((0, self._schema(table)["width"]), np.float32)]
+            for p, answer in zip(parts, answers):
+                for part, got in zip(p, answer["Rows"] if answer else ()):
+                    if part["Table"] == table:
+                        known.append(part["Keys"])
+                        rows.append(_decode(self._schema(table), got))
+            known, rows = np.concatenate(known), np.concatenate(rows)
+            order = np.argsort(known)
+            keys = np.asarray(keys, np.int64).reshape(-1)
+            out[table] = rows[order[np.searchsorted(known, keys, sorter=order)]]
+        return out
+
+    def _step(self):
+        """step; returns what was pushed to each server, and the answers."""
         if self.worker < 0:
             raise ValueError("a reader pushes nothing: give worker=0")
         if self._unknown is not None:
@@ -287,8 +343,9 @@ class Client:
                 continue  # it has had this step, or nothing waits for it
             arguments[i] = {"Client": self.id, "Worker": self.worker, "Number": self._servers[i].number + 1,
                             "Pushes": [{"Step": self.step_number, "Parts": p}]}
-        self._each(arguments, "ps.Push", self._pushed)
+        answers = self._each(arguments, "ps.Push", self._pushed)
         self.step_number += 1
+        return parts, answers
 
     def _pushed(self, server, error):
         """Notes how a push to a server went."""
@@ -310,10 +367,60 @@ class Client:
         It is one request a server. Gradients that flow to the rows are pushed by the next step.
         """
         import torch
-        found = self.pull({table: np.asarray(torch.as_tensor(ids).cpu()).reshape(-1) for table, ids in requests.items()})
+        found = {table: self._take(table, ids) for table, ids in requests.items()}
+        missing = {table: _flat(ids) for table, ids in requests.items() if found[table] is None}
+        if missing:
+            found.update(self.pull(missing))
         pulled = _torch_function()
         anchor = torch.zeros(0, requires_grad=torch.is_grad_enabled())
         return {table: pulled.apply(anchor, self, table, torch.as_tensor(ids).cpu(), torch.from_numpy(found[table])) for table, ids in requests.items()}
+
+
+class Prefetched:
+    """Rows that are on their way."""
+
+    def __init__(self, client, requests, step):
+        self._rows, self._error = None, None
+        requests = {table: _flat(ids) for table, ids in requests.items()}
+
+        def pull():
+            try:
+                self._rows = client._pull(requests, step)
+            except BaseException as e:  # raised by result
+                self._error = e
+        self._thread = threading.Thread(target=pull, daemon=True)
+        self._thread.start()
+
+    def result(self):
+        """Waits for the rows, {table: float32 [keys, width]}."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+
+def _flat(ids):
+    """Ids, which may be a tensor of PyTorch, as a flat array."""
+    return np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids, np.int64).reshape(-1)
+
+
+def _consistency(text):
+    """What servers call a consistency."""
+    mode, comma, batch = text.partition(",")
+    mode, colon, bound = mode.partition(":")
+    words = batch.split(":")
+    if (mode not in ("synchronous", "bounded", "asynchronous") or bool(colon) != (mode == "bounded") or colon and not bound.isdigit()
+            or comma and not (mode != "synchronous" and words[0] == "batch" and len(words) in (2, 3) and words[1].isdigit() and int(words[1]) > 0
+                              and words[2:] in ([], ["sum"], ["mean"]))):
+        raise ValueError("consistency=%r: want \"synchronous\", \"bounded:STEPS\" or \"asynchronous\", perhaps with \",batch:K:mean\" behind the last two" % (text,))
+    out = {"mode": mode}
+    if bound and int(bound):
+        out["bound"] = int(bound)
+    if comma:
+        out["batch"] = int(words[1])
+        if words[2:] == ["mean"]:
+            out["mean"] = True
+    return out
 
 
 def _decode(schema, got):

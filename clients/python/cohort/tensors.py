@@ -98,14 +98,21 @@ def check(specs, size):
 
 
 def receive(specs, read_into, kind):
-    """Reads the tensors that check has passed, as kind ("numpy" or "torch") wants them."""
+    """Reads the tensors that check has passed, as kind ("numpy", "widened" or "torch") wants them."""
     out = []
     for number, shape, n in specs:
         buffer = np.empty(n, np.uint8)
         if n:
             read_into(memoryview(buffer))
-        out.append((_to_torch if kind == "torch" else _to_numpy)(buffer, number, shape))
+        out.append(_KINDS[kind](buffer, number, shape))
     return out
+
+
+def _to_widened(buffer, number, shape):
+    """Like _to_numpy, but bfloat16 becomes float32: its bits are the upper half of a float32's."""
+    if TYPES[number][0] != "bfloat16":
+        return _to_numpy(buffer, number, shape)
+    return (buffer.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
 def _to_numpy(buffer, number, shape):
@@ -125,3 +132,6 @@ def _to_torch(buffer, number, shape):
     if buffer.size == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(buffer).view(dtype).reshape(shape)
+
+
+_KINDS = {"numpy": _to_numpy, "widened": _to_widened, "torch": _to_torch}

@@ -26,15 +26,19 @@ class DLRM(torch.nn.Module):
         return self.top(torch.cat([dense, (v @ v.transpose(1, 2))[:, i, j]], 1)).squeeze(1)
 
 
-def train(make, step, seed):
+def train(make, step, seed, ahead=lambda ids: None):
     torch.manual_seed(seed)
     model = DLRM(make())
     dense = torch.optim.SGD(model.parameters(), lr=LR)
     draw = np.random.default_rng(seed)
-    losses = []
+    batches = []
     for _ in range(STEPS):
         numbers = torch.from_numpy(draw.standard_normal((BATCH, 2)).astype(np.float32))
-        ids = [torch.from_numpy(draw.integers(0, 50, 2 * BATCH)) for _ in range(TABLES)]
+        batches.append((numbers, [torch.from_numpy(draw.integers(0, 50, 2 * BATCH)) for _ in range(TABLES)]))
+    losses = []
+    for n, (numbers, ids) in enumerate(batches):
+        if n + 1 < STEPS:
+            ahead(batches[n + 1][1])
         labels = torch.from_numpy((ids[0][::2].numpy() % 2).astype(np.float32))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model(numbers, ids, torch.arange(0, 2 * BATCH, 2)), labels)
         dense.zero_grad()
@@ -52,6 +56,16 @@ def main():
         values = [torch.from_numpy(c.pull({"t%d" % i: np.arange(ROWS)})["t%d" % i]) for i in range(TABLES)]
         state = torch.get_rng_state()
         remote = train(lambda: [cohort.ps.EmbeddingBag(c, "t%d" % i) for i in range(TABLES)], c.step, 3)
+        asked = []
+
+        def ahead(ids):
+            # The server answers when this step has been pushed: the rows lack nothing.
+            asked.append(c.prefetch({"t%d" % i: x for i, x in enumerate(ids)}))
+        with cohort.ps.connect(told["again"], tables=schemas) as c:
+            torch.set_rng_state(state)
+            prefetched = train(lambda: [cohort.ps.EmbeddingBag(c, "t%d" % i) for i in range(TABLES)], c.step, 3, ahead)
+            assert len(asked) == STEPS - 1 and not any(c._ahead.values()), "rows were asked for and not taken"
+        assert prefetched == remote, "rows that were asked for ahead give other losses"
         torch.set_rng_state(state)
         local = train(lambda: [torch.nn.EmbeddingBag.from_pretrained(v.clone(), freeze=False, mode="sum") for v in values], lambda: None, 3)
     np.testing.assert_allclose(remote, local, rtol=0, atol=2e-5)
