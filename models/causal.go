@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// CausalLM is a model that names the token after each token: a [GPT], a [Llama] or a
-// [MoETransformer].
+// CausalLM is a model that names the token after each token: a [GPT], a [Llama]
+// or another of the decoders (see [DecoderLM]).
 type CausalLM interface {
 	Pretrained
 	// Vocab is the number of tokens that it knows, Context how many it takes at
@@ -27,6 +27,17 @@ type CausalLM interface {
 	// LoRATargets are the projections that are adapted when nobody chooses: those
 	// that PEFT takes for this kind of model.
 	LoRATargets() []string
+	// Kind is the model_type of its config.json, or "moe".
+	Kind() string
+	// Shape is how many parts it has, for strategies that share them.
+	Shape() CausalShape
+}
+
+// CausalShape are the numbers of what strategies can share of a [CausalLM].
+type CausalShape struct {
+	Heads, KeyHeads int
+	Layers          int
+	Experts         int // in each layer, 0 for none
 }
 
 // Vocab is the number of tokens that the model knows.
@@ -41,29 +52,19 @@ func (*GPT) IsBlock(module any) bool { _, ok := module.(*GPTBlock); return ok }
 // LoRATargets is the projection to queries, keys and values.
 func (*GPT) LoRATargets() []string { return []string{"c_attn"} }
 
-// Vocab is the number of tokens that the model knows.
-func (m *Llama) Vocab() int { return m.Config.Vocab }
+// Kind is "gpt2".
+func (*GPT) Kind() string { return "gpt2" }
 
-// Context is how many tokens it takes at once.
-func (m *Llama) Context() int { return m.Config.Context }
+// Shape is how many parts it has.
+func (m *GPT) Shape() CausalShape {
+	return CausalShape{Heads: m.Config.Heads, KeyHeads: m.Config.Heads, Layers: m.Config.Layers}
+}
 
-// IsBlock says whether a module is one of the layers.
-func (*Llama) IsBlock(module any) bool { _, ok := module.(*LlamaBlock); return ok }
+// Kind is "llama", also of a Mistral.
+func (*Llama) Kind() string { return "llama" }
 
-// LoRATargets are the projections to queries and values.
-func (*Llama) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
-
-// Vocab is the number of tokens that the model knows.
-func (m *MoETransformer) Vocab() int { return m.Config.Vocab }
-
-// Context is how many tokens it takes at once.
-func (m *MoETransformer) Context() int { return m.Config.Context }
-
-// IsBlock says whether a module is one of the layers.
-func (*MoETransformer) IsBlock(module any) bool { _, ok := module.(*MoEBlock); return ok }
-
-// LoRATargets are the projections to queries and values.
-func (*MoETransformer) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
+// Kind is "moe".
+func (*MoETransformer) Kind() string { return "moe" }
 
 // WithLoRA returns the model that a LoRA of m computes, for what wants to know
 // more of a model than a LoRA does: how many tokens it takes.

@@ -17,8 +17,8 @@
 //
 // # Weights of others
 //
-// [LoadHuggingFace] opens a folder of a GPT-2, Llama, Mistral or BERT, and
-// [SaveHuggingFace] writes one; config.json beside the weights decides the
+// [LoadHuggingFace] opens a folder of a GPT-2, of a BERT, or of a decoder such as Llama,
+// Qwen, SmolLM or Gemma (see [DecoderLM]), and [SaveHuggingFace] writes one; config.json beside the weights decides the
 // configuration. Each of its keys is honoured, changes nothing in what the model
 // computes, or is refused by name; unknown ones are told ([WithNotice]).
 // ResNets have torchvision's names: checkpoint.LoadTensors reads their weights

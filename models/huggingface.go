@@ -259,34 +259,11 @@ func parsePretrained(config []byte) (*parsed, error) {
 	if err != nil {
 		return nil, err
 	}
-	var p *parsed
-	switch kind {
-	case "gpt2":
-		var g GPTConfig
-		g, err = parseGPT(&c)
-		p = &parsed{
-			build: func(b *nn.Build) Pretrained { return NewGPT(b, g) }, rename: (*GPT)(nil).fromHuggingFace,
-			table: "transformer.wte.weight", output: "lm_head.weight", tied: !g.Untied, untie: func() { g.Untied = true },
-		}
-	case "llama", "mistral":
-		var g LlamaConfig
-		g, err = parseLlama(&c)
-		p = &parsed{
-			build: func(b *nn.Build) Pretrained { return NewLlama(b, g) }, rename: (*Llama)(nil).fromHuggingFace,
-			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
-		}
-	case moeType:
-		var g MoEConfig
-		g, err = parseMoE(&c)
-		p = &parsed{
-			build: func(b *nn.Build) Pretrained { return NewMoETransformer(b, g) }, rename: (*MoETransformer)(nil).fromHuggingFace,
-			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
-		}
-	case "bert", robertaType, xlmRobertaType, "distilbert":
-		p, err = parseEncoder(&c, kind)
-	default:
-		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral, bert, roberta, xlm-roberta, distilbert and %s", kind, moeType)
+	f, err := familyOf(&c, kind)
+	if err != nil {
+		return nil, err
 	}
+	p, err := f.open(&c)
 	if err != nil {
 		return nil, err
 	}

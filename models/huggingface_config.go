@@ -84,6 +84,14 @@ func (c *configuration) has(key string) bool {
 	return ok && string(text) != "null"
 }
 
+// absent returns a value for a key that is not there. A null is there, and stands for 0.
+func (c *configuration) absent(key string, value int) int {
+	if _, ok := c.keys[key]; ok {
+		return 0
+	}
+	return value
+}
+
 // modelType returns the family of the model: what model_type says or, where it is
 // missing as in the oldest files, the class that saved the model.
 func (c *configuration) modelType() (string, error) {
@@ -99,9 +107,9 @@ func (c *configuration) modelType() (string, error) {
 		}
 	}
 	if head.Type == "" && len(head.Architectures) > 0 {
-		for start, kind := range map[string]string{"GPT2": "gpt2", "Llama": "llama", "Mistral": "mistral", "Bert": "bert", "Roberta": robertaType, "XLMRoberta": xlmRobertaType, "DistilBert": "distilbert"} {
-			if strings.HasPrefix(head.Architectures[0], start) {
-				return kind, nil
+		for _, f := range families() {
+			if strings.HasPrefix(head.Architectures[0], f.class) {
+				return f.kind, nil
 			}
 		}
 	}

@@ -27,6 +27,8 @@ type LlamaConfig struct {
 	MLPBias       bool       // those of the feed-forward networks do
 	Activation    Activation // of the gate; "" is "silu"
 	Window        int        // a token sees so many, itself included (Mistral); 0 is all before it
+	Windowed      []bool     // the layers that have the window; nil is all of them
+	Still         []bool     // the layers that turn no positions (SmolLM3); nil is none of them
 }
 
 // Validate reports a size that makes no model.
@@ -49,13 +51,18 @@ func (g LlamaConfig) Validate() error {
 	if g.Window < 0 {
 		return fmt.Errorf("models: a token of a Llama sees %d tokens, want 0 (for all before it) or more", g.Window)
 	}
+	for name, list := range map[string][]bool{"windows": g.Windowed, "layers without positions": g.Still} {
+		if list != nil && len(list) != g.Layers {
+			return fmt.Errorf("models: the list of %s of a Llama has %d entries for %d layers", name, len(list), g.Layers)
+		}
+	}
 	if err := g.Activation.validate("Llama"); err != nil {
 		return err
 	}
 	if !(g.Epsilon >= 0) {
 		return fmt.Errorf("models: the epsilon of a Llama's norms is %v, want 0 (for 1e-5) or more", g.Epsilon)
 	}
-	return g.RoPE.validate()
+	return g.RoPE.validateFor(g.headDim())
 }
 
 func (g LlamaConfig) headDim() int {
@@ -68,89 +75,41 @@ func (g LlamaConfig) headDim() int {
 // Llama is the decoder-only transformer of Touvron et al. 2023 (arXiv
 // 2302.13971, 2307.09288) with its Hugging Face names: norms before each part,
 // rotary positions, grouped queries, SwiGLU. With a window it is a Mistral
-// (Jiang et al. 2023, arXiv 2310.06825).
+// (Jiang et al. 2023, arXiv 2310.06825). Its parts are those of most decoders since.
 type Llama struct {
-	Config LlamaConfig   `name:"-"`
-	Model  *LlamaDecoder `name:"model"`
-	Head   *nn.Linear    `name:"lm_head"` // nil if tied
+	Config LlamaConfig `name:"-"`
+	DecoderLM
 }
 
 // NewLlama returns a Llama whose weights have deviation 0.02. It panics when
 // the configuration is not valid.
 func NewLlama(b *nn.Build, g LlamaConfig) *Llama {
-	if err := g.Validate(); err != nil {
-		panic(tensor.NewError("new llama", nil, "%v", err))
-	}
-	m := &Llama{Config: g, Model: newLlamaDecoder(b, g)}
-	if !g.Tied {
-		m.Head = newDense(b, g.Width, g.Vocab, false)
-	}
-	return m
+	must("new llama", g.Validate())
+	return &Llama{g, newLlamaLike(b, g, layerOptions{})}
 }
 
-// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
-func (m *Llama) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	h := c.Call(m.Model, ids)
-	if m.Head == nil {
-		return tensor.Linear(h, c.Param(m.Model.Tokens.Weight), nil)
-	}
-	return c.Call(m.Head, h)
+// newLlamaLike builds a decoder whose layers are Llama's, but for options. A window is that of
+// the configuration.
+func newLlamaLike(b *nn.Build, g LlamaConfig, o layerOptions) DecoderLM {
+	return newDecoderLM(b, g, o, []RoPEConfig{g.RoPE}, func(i int) decoderLayer {
+		o := g.ofLayer(i, o)
+		return decoderLayer{newLlamaBlock(b, g, o), o.rotation}
+	})
 }
 
-// LlamaDecoder is the transformer up to its last norm: token ids [batch, time]
-// to features [batch, time, width].
-type LlamaDecoder struct {
-	Tokens *nn.Embedding `name:"embed_tokens"`
-	Layers []*LlamaBlock
-	Norm   *nn.RMSNorm
-
-	rope RoPEConfig
-	dim  int // channels of a head
-}
-
-func newLlamaDecoder(b *nn.Build, g LlamaConfig) *LlamaDecoder {
-	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
-	for range g.Layers {
-		d.Layers = append(d.Layers, &LlamaBlock{
-			Attention: newLlamaAttention(b, g),
-			MLP:       newLlamaMLP(b, g),
-			Norm1:     newRMSNorm(b, g),
-			Norm2:     newRMSNorm(b, g),
-		})
+// ofLayer returns the options of a layer.
+func (g LlamaConfig) ofLayer(i int, o layerOptions) layerOptions {
+	if g.Window > 0 && (g.Windowed == nil || g.Windowed[i]) {
+		o.window = g.Window
 	}
-	d.Norm = newRMSNorm(b, g)
-	return d
-}
-
-func newRMSNorm(b *nn.Build, g LlamaConfig) *nn.RMSNorm {
-	n := nn.NewRMSNorm(b, g.Width)
-	if n.Eps = g.Epsilon; n.Eps == 0 {
-		n.Eps = 1e-5
+	if g.Still != nil && g.Still[i] {
+		o.rotation = still
 	}
-	return n
-}
-
-// newDense is a linear layer of deviation 0.02, with a bias of 0 or none.
-func newDense(b *nn.Build, in, out int, bias bool) *nn.Linear {
-	l := &nn.Linear{Weight: b.Normal(0.02, out, in)}
-	if bias {
-		l.Bias = b.Empty(out)
-	}
-	return l
-}
-
-// Forward computes the features of every position.
-func (d *LlamaDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
-	x := c.Call(d.Tokens, ids)
-	for _, layer := range d.Layers {
-		x = c.CallN(layer, x, cos, sin)[0]
-	}
-	return c.Call(d.Norm, x)
+	return o
 }
 
 // rotatedInputs are what a ForwardN with rotated positions takes.
-const rotatedInputs = "x, and the cosines and sines of the rotation"
+const rotatedInputs = "x, and perhaps the cosines and sines of the rotation"
 
 // LlamaBlock is one layer: attention and a feed-forward network, each behind a
 // norm and added to the residual stream.
@@ -161,43 +120,69 @@ type LlamaBlock struct {
 	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of the
-// same shape.
+func newLlamaBlock(b *nn.Build, g LlamaConfig, o layerOptions) *LlamaBlock {
+	return &LlamaBlock{
+		Attention: newLlamaAttention(b, g, o),
+		MLP:       newLlamaMLP(b, g),
+		Norm1:     newRMSNorm(b, g, g.Width, o),
+		Norm2:     newRMSNorm(b, g, g.Width, o),
+	}
+}
+
+// ForwardN maps x [batch, time, width], with the tables of the rotation where there is one, to
+// one tensor of the same shape.
 func (l *LlamaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3)
-	x, cos, sin := in[0], in[1], in[2]
-	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
+	nn.WantInputs("LlamaBlock", in, rotatedInputs, 1, 3)
+	x := in[0]
+	x = x.Add(c.CallN(l.Attention, behind(c.Call(l.Norm1, x), in)...)[0])
 	return []*tensor.Tensor{x.Add(c.Call(l.MLP, c.Call(l.Norm2, x)))}
 }
 
+// behind returns what a part of a layer takes: x, and the tables among the layer's inputs.
+func behind(x *tensor.Tensor, in []*tensor.Tensor) []*tensor.Tensor {
+	return append([]*tensor.Tensor{x}, in[1:]...)
+}
+
 // LlamaAttention is causal attention in which several heads of queries share
-// one of keys and values (Ainslie et al. 2023), with positions by rotation.
+// one of keys and values (Ainslie et al. 2023), with positions by rotation. The norms of
+// queries and keys (Henry et al. 2020, arXiv 2010.04245) are those of later families.
 type LlamaAttention struct {
 	Query *nn.Linear `name:"q_proj"`
 	Key   *nn.Linear `name:"k_proj"`
 	Value *nn.Linear `name:"v_proj"`
 	Out   *nn.Linear `name:"o_proj"`
 
+	QueryNorm *nn.RMSNorm `name:"q_norm"` // of the channels of a head, nil for none
+	KeyNorm   *nn.RMSNorm `name:"k_norm"`
+
 	Attention *nn.DotProductAttention
 }
 
-func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
-	dim, bias := g.headDim(), g.AttentionBias
-	return &LlamaAttention{
+func newLlamaAttention(b *nn.Build, g LlamaConfig, o layerOptions) *LlamaAttention {
+	dim, bias := g.headDim(), g.AttentionBias || o.inputBias
+	a := &LlamaAttention{
 		Query: newDense(b, g.Width, g.Heads*dim, bias), Key: newDense(b, g.Width, g.KeyHeads*dim, bias),
-		Value: newDense(b, g.Width, g.KeyHeads*dim, bias), Out: newDense(b, g.Heads*dim, g.Width, bias),
-		Attention: &nn.DotProductAttention{HeadDim: dim, Causal: true, Window: g.Window},
+		Value: newDense(b, g.Width, g.KeyHeads*dim, bias), Out: newDense(b, g.Heads*dim, g.Width, g.AttentionBias),
+		Attention: &nn.DotProductAttention{HeadDim: dim, Causal: true, Window: o.window, Scale: o.scale, SoftCap: o.softCap},
 	}
+	if o.headNorm {
+		a.QueryNorm, a.KeyNorm = newRMSNorm(b, g, dim, o), newRMSNorm(b, g, dim, o)
+	}
+	return a
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of the
-// same shape.
+// ForwardN maps x [batch, time, width], with the tables of the rotation where there is one, to
+// one tensor of the same shape.
 func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3)
-	x, cos, sin := in[0], in[1], in[2]
-	dim := a.Attention.HeadDim
+	nn.WantInputs("LlamaAttention", in, rotatedInputs, 1, 3)
+	x, dim := in[0], a.Attention.HeadDim
 	q, k, v := inHeads(c.Call(a.Query, x), dim), inHeads(c.Call(a.Key, x), dim), inHeads(c.Call(a.Value, x), dim)
-	q, k = tensor.RoPE(q, cos, sin), tensor.RoPE(k, cos, sin)
+	if a.QueryNorm != nil {
+		q, k = c.Call(a.QueryNorm, q), c.Call(a.KeyNorm, k)
+	}
+	if len(in) == 3 {
+		q, k = turn(q, in[1], in[2]), turn(k, in[1], in[2])
+	}
 	if cache := c.KVCache(); cache != nil {
 		k, v = cache.Append(a, k, v)
 	}

@@ -50,32 +50,29 @@ func (g MoEConfig) Validate() error {
 // MoETransformer is the decoder of Jiang et al. 2024 (Mixtral, arXiv 2401.04088). In
 // training its layers add the losses of the router by nn.Ctx.AddLoss.
 type MoETransformer struct {
-	Config MoEConfig   `name:"-"`
-	Model  *MoEDecoder `name:"model"`
-	Head   *nn.Linear  `name:"lm_head"` // nil if tied
+	Config MoEConfig `name:"-"`
+	DecoderLM
 }
 
 // NewMoETransformer returns the model. It panics when the configuration is not
 // valid.
 func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
-	if err := g.Validate(); err != nil {
-		panic(tensor.NewError("new moe", nil, "%v", err))
-	}
-	d := &MoEDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
-	for range g.Layers {
-		d.Layers = append(d.Layers, &MoEBlock{
-			Attention: newLlamaAttention(b, g.LlamaConfig),
+	must("new moe", g.Validate())
+	return &MoETransformer{g, newDecoderLM(b, g.LlamaConfig, layerOptions{}, []RoPEConfig{g.RoPE}, func(i int) decoderLayer {
+		return decoderLayer{&MoEBlock{
+			Attention: newLlamaAttention(b, g.LlamaConfig, layerOptions{}),
 			Experts:   newMoE(b, g),
-			Norm1:     newRMSNorm(b, g.LlamaConfig),
-			Norm2:     newRMSNorm(b, g.LlamaConfig),
-		})
-	}
-	d.Norm = newRMSNorm(b, g.LlamaConfig)
-	m := &MoETransformer{Config: g, Model: d}
-	if !g.Tied {
-		m.Head = newDense(b, g.Width, g.Vocab, false)
-	}
-	return m
+			Norm1:     newRMSNorm(b, g.LlamaConfig, g.Width, layerOptions{}),
+			Norm2:     newRMSNorm(b, g.LlamaConfig, g.Width, layerOptions{}),
+		}, 0}
+	})}
+}
+
+// Shape is how many parts the model has.
+func (m *MoETransformer) Shape() CausalShape {
+	s := m.DecoderLM.Shape()
+	s.Experts = m.Config.Experts
+	return s
 }
 
 // newMoE returns the experts of one layer, with weights of deviation 0.02.
@@ -108,35 +105,6 @@ func newMoE(b *nn.Build, g MoEConfig) *nn.MoE {
 	return m
 }
 
-// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
-func (m *MoETransformer) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	h := c.Call(m.Model, ids)
-	if m.Head == nil {
-		return tensor.Linear(h, c.Param(m.Model.Tokens.Weight), nil)
-	}
-	return c.Call(m.Head, h)
-}
-
-// MoEDecoder is the transformer up to its last norm.
-type MoEDecoder struct {
-	Tokens *nn.Embedding `name:"embed_tokens"`
-	Layers []*MoEBlock
-	Norm   *nn.RMSNorm
-
-	rope RoPEConfig
-	dim  int
-}
-
-// Forward computes the features of every position.
-func (d *MoEDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
-	x := c.Call(d.Tokens, ids)
-	for _, layer := range d.Layers {
-		x = c.CallN(layer, x, cos, sin)[0]
-	}
-	return c.Call(d.Norm, x)
-}
-
 // MoEBlock is one layer: attention and the experts, each behind a norm and added
 // to the residual stream.
 type MoEBlock struct {
@@ -149,9 +117,9 @@ type MoEBlock struct {
 // ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of
 // the same shape.
 func (l *MoEBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("MoEBlock", in, rotatedInputs, 3)
-	x, cos, sin := in[0], in[1], in[2]
-	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
+	nn.WantInputs("MoEBlock", in, rotatedInputs, 1, 3)
+	x := in[0]
+	x = x.Add(c.CallN(l.Attention, behind(c.Call(l.Norm1, x), in)...)[0])
 	return []*tensor.Tensor{x.Add(c.Call(l.Experts, c.Call(l.Norm2, x)))}
 }
 

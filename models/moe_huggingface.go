@@ -17,7 +17,7 @@ const moeType = "cohort_moe"
 // huggingFaceMoE is the config.json of a mixture of experts: that of a Llama, with the names
 // that Mixtral and Qwen have for the same things.
 type huggingFaceMoE struct {
-	huggingFaceLlama
+	huggingFaceDecoder
 	Experts      int     `json:"num_local_experts"`
 	Active       int     `json:"num_experts_per_tok"`
 	SharedHidden int     `json:"shared_expert_intermediate_size,omitempty"`
@@ -45,17 +45,16 @@ var moeSettings = settings{
 func (m *MoETransformer) HuggingFaceConfig() ([]byte, error) {
 	g, r := m.Config, m.Config.Router
 	hf := huggingFaceMoE{
-		huggingFaceLlama: huggingFaceOf(g.LlamaConfig, m.Model.Norm.Eps),
-		Experts:          g.Experts, Active: g.Active, SharedHidden: g.SharedHidden, SharedGate: g.SharedGate,
+		huggingFaceDecoder: huggingFaceOf("MoETransformer", moeType, g.LlamaConfig, m.Model.Norm.Eps),
+		Experts:            g.Experts, Active: g.Active, SharedHidden: g.SharedHidden, SharedGate: g.SharedGate,
 		Balance: r.Balance, Z: r.Z, Capacity: r.Capacity, Sigmoid: r.Sigmoid, Unnormalized: r.Unnormalized, Scale: r.Scale, BiasStep: r.BiasStep,
 	}
-	hf.Architectures, hf.ModelType = []string{"MoETransformer"}, moeType
 	return json.MarshalIndent(hf, "", "  ")
 }
 
 func parseMoE(c *configuration) (MoEConfig, error) {
 	base := 10_000.0
-	hf := huggingFaceMoE{huggingFaceLlama: huggingFaceLlama{ModelType: moeType, Activation: "silu", Epsilon: 1e-5, Base: &base}}
+	hf := huggingFaceMoE{huggingFaceDecoder: huggingFaceDecoder{ModelType: moeType, Activation: "silu", Epsilon: 1e-5, Base: &base}}
 	if err := c.decode(moeSettings, &hf); err != nil {
 		return MoEConfig{}, err
 	}
@@ -74,6 +73,3 @@ func parseMoE(c *configuration) (MoEConfig, error) {
 	}
 	return g, nil
 }
-
-// fromHuggingFace returns the name that a tensor has in the file.
-func (*MoETransformer) fromHuggingFace(name string) string { return name }

@@ -31,39 +31,10 @@ transformer.ln_f: sequence
 	return plan + "lm_head: column\n"
 }
 
-// TensorPlan says how ranks can share the modules of the model.
-func (m *Llama) TensorPlan() string {
-	plan := llamaAttentionPlan(m.Config) + `
-model.layers.*.mlp.gate_proj: column
-model.layers.*.mlp.up_proj: column
-model.layers.*.mlp.down_proj: row
-`
-	if m.Head == nil {
-		return plan + "model: output to copy\n"
-	}
-	return plan + "lm_head: column\n"
-}
-
-// llamaAttentionPlan is the part of the plan that does not depend on what is beside attention.
-func llamaAttentionPlan(g LlamaConfig) string {
-	return fmt.Sprintf(`
-model.embed_tokens: vocabulary
-model.layers.*.input_layernorm: sequence
-model.layers.*.self_attn.q_proj: column in %d
-model.layers.*.self_attn.k_proj: column in %d
-model.layers.*.self_attn.v_proj: column in %[2]d
-model.layers.*.self_attn.attention: heads
-model.layers.*.self_attn.o_proj: row
-model.layers.*.post_attention_layernorm: sequence
-model.norm: sequence
-.: logits
-`, g.Heads, g.KeyHeads)
-}
-
 // TensorPlan says how ranks can share the modules of the model: each has some of the hidden
 // channels of all experts. Every rank runs the router, on all tokens.
 func (m *MoETransformer) TensorPlan() string {
-	plan := llamaAttentionPlan(m.Config.LlamaConfig) + `
+	plan := m.attentionPlan() + `
 model.layers.*.block_sparse_moe: input to replicate
 model.layers.*.block_sparse_moe: output from replicate to sequence
 model.layers.*.block_sparse_moe.experts: experts
@@ -75,10 +46,7 @@ model.layers.*.block_sparse_moe.shared_expert.up_proj: column from replicate
 model.layers.*.block_sparse_moe.shared_expert.down_proj: row to replicate
 `
 	}
-	if m.Head == nil {
-		return plan + "model: output to copy\n"
-	}
-	return plan + "lm_head: column\n"
+	return plan + m.headPlan()
 }
 
 // TensorPlan says how ranks can share the modules of the model. A headless one gives whole

@@ -184,6 +184,8 @@ func (l *LayerNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 type RMSNorm struct {
 	Weight *Parameter // [width], nil for ones
 	Eps    float64
+	// PlusOne has 1 + Weight in place of Weight (Gemma).
+	PlusOne bool
 }
 
 // NewRMSNorm returns a norm with weight 1 and PyTorch's epsilon, the distance
@@ -194,5 +196,9 @@ func NewRMSNorm(b *Build, width int) *RMSNorm {
 
 // Forward normalises x.
 func (l *RMSNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return tensor.RMSNorm(x, paramOrNil(c, l.Weight), l.Eps)
+	weight := paramOrNil(c, l.Weight)
+	if l.PlusOne && weight != nil {
+		weight = weight.AddScalar(1)
+	}
+	return tensor.RMSNorm(x, weight, l.Eps)
 }

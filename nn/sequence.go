@@ -4,6 +4,7 @@ package nn
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -87,6 +88,22 @@ func (c *Ctx) Positions(time int) *tensor.Tensor {
 	default:
 		shape := s.wantTime(s.documents, time).Shape()
 		return on.FromInt64(countInDocuments(s.documents.Int64s(), time), shape...)
+	}
+}
+
+// Length returns how long the longest sequence of the pass is, with its next time tokens and
+// those of the cache. It is not known, and known is false, where a strategy has cut the sequences
+// ([Ctx.WithPositions]).
+func (c *Ctx) Length(time int) (length int, known bool) {
+	switch s := c.shaped(c.sequence); {
+	case s == nil:
+		return c.cache.Len() + time, true
+	case s.positions != nil:
+		return 0, false
+	case s.documents.Device() == tensor.Meta:
+		return time, true
+	default:
+		return int(slices.Max(append(countInDocuments(s.documents.Int64s(), time), -1))) + 1, true
 	}
 }
 

@@ -33,7 +33,7 @@ import (
 //	width        the columns of an embedding are cut
 //	sequence     the module works on this rank's part of the sequence, with whole parameters
 //	cut          the module works on this rank's part of the last dim, with whole parameters
-//	heads        attention in this rank's heads
+//	heads        attention in this rank's heads, or a norm of the channels of each of them
 //	experts      the hidden channels of experts are cut
 //	input, output  what the module takes or gives is spread anew: "input to copy"
 //	shard D      a parameter is cut along dim D; the path is that of the parameter

@@ -173,8 +173,13 @@ func (t *tensorParallel) layModule(path string, r *role) error {
 			return nil
 		case *nn.MultiheadAttention:
 			return t.layAttention(path, r, m)
+		case *nn.RMSNorm: // of the channels of each head: whole, and each rank has the gradient of its heads
+			for _, p := range ownParameters(m) {
+				t.layOf(p).owes[tensorAxis] = true
+			}
+			return nil
 		}
-		return cannot("*nn.MultiheadAttention and *nn.DotProductAttention")
+		return cannot("*nn.MultiheadAttention, *nn.DotProductAttention and *nn.RMSNorm")
 	case styleSequence, styleCut:
 		for _, p := range ownParameters(r.module) {
 			if rule.Style == styleSequence && !t.sequences {

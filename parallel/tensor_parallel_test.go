@@ -258,6 +258,18 @@ func tinyLlama(c models.LlamaConfig) func(b *nn.Build) nn.Module {
 	return func(b *nn.Build) nn.Module { return models.NewLlama(b, c) }
 }
 
+// tinyDecoder returns what builds a decoder of one of the families.
+func tinyDecoder[G any, M nn.Module](build func(*nn.Build, G) M, g G) func(b *nn.Build) nn.Module {
+	return func(b *nn.Build) nn.Module { return build(b, g) }
+}
+
+// mixedWindows are sizes of a decoder whose second layer has a window.
+func mixedWindows(tied bool) models.LlamaConfig {
+	return models.LlamaConfig{
+		Vocab: 33, Context: 16, Width: 16, Hidden: 33, Heads: 8, KeyHeads: 4, HeadDim: 6, Layers: 2, Tied: tied, Window: 3, Windowed: []bool{false, true},
+	}
+}
+
 var wholeSequence = TPConfig{WholeSequence: true}
 
 func tinyBERT(c models.BERTConfig) func(b *nn.Build) nn.Module {
@@ -271,7 +283,7 @@ func tinyMoE(c models.MoEConfig) func(b *nn.Build) nn.Module {
 	return func(b *nn.Build) nn.Module {
 		m := models.NewMoETransformer(b, c)
 		for _, l := range m.Model.Layers {
-			l.Experts.Gate.Weight.Data().Scale(50) // so that no two experts are close
+			l.(*models.MoEBlock).Experts.Gate.Weight.Data().Scale(50) // so that no two experts are close
 		}
 		return m
 	}
@@ -349,7 +361,7 @@ func lora(build func(b *nn.Build) nn.Module, o nn.LoRAOptions) func(b *nn.Build)
 }
 
 var recomputed = []nn.Interceptor{nn.Recompute(func(m any) bool {
-	return ofType[*models.GPTBlock](m) || ofType[*models.LlamaBlock](m) || ofType[*models.BERTLayer](m) || ofType[*models.MoEBlock](m) || ofType[*nn.TransformerEncoderLayer](m)
+	return ofType[*models.GPTBlock](m) || ofType[*models.LlamaBlock](m) || ofType[*models.GemmaBlock](m) || ofType[*models.BERTLayer](m) || ofType[*models.MoEBlock](m) || ofType[*nn.TransformerEncoderLayer](m)
 })}
 
 var autocast = []nn.CtxOption{nn.WithAutocast(tensor.BFloat16)}
@@ -374,6 +386,10 @@ var sharedCases = []sharedCase{
 	{name: "llama", build: tinyLlama(models.LlamaConfig{Vocab: 33}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33},
 	{name: "llama, sequence", build: tinyLlama(models.LlamaConfig{Vocab: 33}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
 	{name: "llama, tied, biases, window", build: tinyLlama(models.LlamaConfig{Vocab: 33, Tied: true, AttentionBias: true, MLPBias: true, Window: 3}), ranks: []int{2}, time: 9, vocab: 33, lost: true, around: recomputed},
+	{name: "qwen2, windows", build: tinyDecoder(models.NewQwen2, models.Qwen2Config{LlamaConfig: mixedWindows(true)}), ranks: []int{2}, time: 9, vocab: 33, lost: true},
+	{name: "qwen3", build: tinyDecoder(models.NewQwen3, models.Qwen3Config{LlamaConfig: mixedWindows(false)}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
+	{name: "gemma3", build: tinyDecoder(models.NewGemma3, models.Gemma3Config{GemmaConfig: models.GemmaConfig{LlamaConfig: mixedWindows(true), LogitCap: 3}}), ranks: []int{2}, time: 9, vocab: 33, lost: true, around: recomputed},
+	{name: "gemma2, whole sequence", build: tinyDecoder(models.NewGemma2, models.Gemma2Config{GemmaConfig: models.GemmaConfig{LlamaConfig: mixedWindows(false)}, ScoreCap: 2}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 33},
 	{name: "bert", build: tinyBERT(models.BERTConfig{}), ranks: []int{2, 4}, time: 8, vocab: 31},
 	{name: "bert, dropout", build: tinyBERT(models.BERTConfig{Dropout: 0.2}), ranks: []int{2, 4}, time: 7, vocab: 31, lost: true},
 	{name: "bert, dropout, whole sequence", build: tinyBERT(models.BERTConfig{Dropout: 0.2, Untied: true, Padding: new(int)}), config: wholeSequence, ranks: []int{2}, time: 8, vocab: 31, lost: true},

@@ -43,19 +43,6 @@ var companions = []string{
 // maxCompanion bounds each of them.
 const maxCompanion = 256 << 20
 
-// kindOf returns what --model calls a model.
-func kindOf(m models.Pretrained) string {
-	switch m.(type) {
-	case *models.GPT:
-		return "gpt2"
-	case *models.Llama:
-		return "llama"
-	case *models.MoETransformer:
-		return "moe"
-	}
-	return fmt.Sprintf("%T", m)
-}
-
 // modelFolder returns the folder with the config.json of the model at a place:
 // for an adapter that of its base.
 func modelFolder(path string) (string, error) {
@@ -154,8 +141,8 @@ func (c LMConfig) defaultContext(m models.CausalLM) int {
 
 // fitsModel compares the settings with the model that they are for.
 func (c LMConfig) fitsModel(m models.CausalLM, path string) error {
-	if c.Model != "" && c.Model != kindOf(m) {
-		return fmt.Errorf("train lm: --model is %s, the model in %s is a %s: leave the flag out", c.Model, path, kindOf(m))
+	if c.Model != "" && c.Model != m.Kind() {
+		return fmt.Errorf("train lm: --model is %s, the model in %s is a %s: leave the flag out", c.Model, path, m.Kind())
 	}
 	if c.Context > m.Context() {
 		return fmt.Errorf("train lm: --context is %d, the model in %s takes %d tokens", c.Context, path, m.Context())
@@ -543,17 +530,19 @@ func (c LMConfig) llama(vocab int) models.LlamaConfig {
 
 // nameOf names the kind of a model for people.
 func nameOf(m models.CausalLM) string {
-	switch m := m.(type) {
-	case *models.Llama:
-		return "Llama"
-	case *models.MoETransformer:
-		text := fmt.Sprintf("mixture of %d experts, %d active", m.Config.Experts, m.Config.Active)
-		if m.Config.SharedHidden > 0 {
+	names := map[string]string{"gpt2": "GPT", "llama": "Llama", "smollm3": "SmolLM3"}
+	kind := m.Kind()
+	if name := names[kind]; name != "" {
+		return name
+	}
+	if moe, ok := m.(*models.MoETransformer); ok {
+		text := fmt.Sprintf("mixture of %d experts, %d active", moe.Config.Experts, moe.Config.Active)
+		if moe.Config.SharedHidden > 0 {
 			text += " and a shared one"
 		}
 		return text
 	}
-	return "GPT"
+	return strings.ToUpper(kind[:1]) + kind[1:]
 }
 
 // describeModel returns what is trained, for people.

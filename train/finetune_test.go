@@ -589,7 +589,7 @@ func TestLlamasAreTrained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if kindOf(m) != "llama" {
+	if m.Kind() != "llama" {
 		t.Errorf("a %T was trained", m)
 	}
 	c.Steps = 14

@@ -97,13 +97,13 @@ func (c LMConfig) otherTP(heads, keyHeads int) string {
 // trained, and before ranks are started.
 func (c LMConfig) checkSplit(m models.CausalLM) error {
 	fail := func(format string, args ...any) error { return fmt.Errorf("train lm: "+format, args...) }
-	s := sizesOf(m)
+	s := m.Shape()
 	for _, of := range []struct {
 		name string
 		n    int
-	}{{"attention heads", s.heads}, {"heads of keys and values", s.keyHeads}} {
+	}{{"attention heads", s.Heads}, {"heads of keys and values", s.KeyHeads}} {
 		if c.TP > 1 && of.n%c.TP != 0 {
-			return fail("--tp is %d, and the model has %d %s, of which each rank takes as many: %d %% %d = %d; %s", c.TP, of.n, of.name, of.n, c.TP, of.n%c.TP, c.otherTP(s.heads, s.keyHeads))
+			return fail("--tp is %d, and the model has %d %s, of which each rank takes as many: %d %% %d = %d; %s", c.TP, of.n, of.name, of.n, c.TP, of.n%c.TP, c.otherTP(s.Heads, s.KeyHeads))
 		}
 		if all := max(c.TP, 1) * c.CP; c.CP > 1 && c.CPMethod == cpHeads && of.n%all != 0 {
 			return fail("--cp-method heads divides the %d %s among --tp × --cp = %d ranks: %d %% %d = %d; use --cp-method ring", of.n, of.name, all, of.n, all, of.n%all)
@@ -114,8 +114,8 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 		if sched, err := schedule.New(c.schedule(), c.PP, c.Stages, 4*c.PP); err == nil {
 			stages = sched.NumStages
 		}
-		if stages > s.layers {
-			return fail("--pp %d with the schedule %s has %d stages, and the model %d %s: a stage has one at least", c.PP, c.schedule(), stages, s.layers, plural(s.layers, "layer"))
+		if stages > s.Layers {
+			return fail("--pp %d with the schedule %s has %d stages, and the model %d %s: a stage has one at least", c.PP, c.schedule(), stages, s.Layers, plural(s.Layers, "layer"))
 		}
 	}
 	if chunks := 2 * c.CP; c.CP > 1 && c.Context > 0 && c.Context < chunks {
@@ -123,13 +123,13 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 	}
 	switch {
 	case c.EP <= 1:
-	case s.experts == 0:
+	case s.Experts == 0:
 		return fail("--ep is %d, and the model has no experts to split: leave --ep out", c.EP)
-	case s.experts < c.EP:
-		return fail("--ep is %d, and the model has %d experts: a rank has one at least", c.EP, s.experts)
+	case s.Experts < c.EP:
+		return fail("--ep is %d, and the model has %d experts: a rank has one at least", c.EP, s.Experts)
 	default:
-		if each := (s.experts + c.EP - 1) / c.EP; each*(c.EP-1) >= s.experts {
-			return fail("--ep is %d, and the model has %d experts: ⌈%d/%d⌉ = %d a rank leave the last rank none", c.EP, s.experts, s.experts, c.EP, each)
+		if each := (s.Experts + c.EP - 1) / c.EP; each*(c.EP-1) >= s.Experts {
+			return fail("--ep is %d, and the model has %d experts: ⌈%d/%d⌉ = %d a rank leave the last rank none", c.EP, s.Experts, s.Experts, c.EP, each)
 		}
 	}
 	return nil
@@ -147,21 +147,6 @@ func (r *lmRun) splitConfig() parallel.Config {
 			Schedule: c.schedule(), NumStages: c.Stages, Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, c.Batch, c.Context)},
 		},
 	}
-}
-
-// modelSizes are the numbers of what the axes of a mesh split.
-type modelSizes struct{ heads, keyHeads, layers, experts int }
-
-func sizesOf(m models.CausalLM) modelSizes {
-	switch m := m.(type) {
-	case *models.GPT:
-		return modelSizes{m.Config.Heads, m.Config.Heads, m.Config.Layers, 0}
-	case *models.Llama:
-		return modelSizes{m.Config.Heads, m.Config.KeyHeads, m.Config.Layers, 0}
-	case *models.MoETransformer:
-		return modelSizes{m.Config.Heads, m.Config.KeyHeads, m.Config.Layers, m.Config.Experts}
-	}
-	return modelSizes{}
 }
 
 // dividePasses divides the samples of a step into the passes that the schedule of a pipeline

@@ -130,6 +130,10 @@ func reshaped(o *operation) (mesh.Placement, string) {
 		// Tokens, of which this rank has one of each sample, and not heads: those have four dims.
 		return mesh.StridedShard(0, from[0]*x.at.NumPieces()), ""
 	}
+	if len(from) == 4 && len(to) == 2 && dim == 2 && from[2] == 1 && from[3] == to[1] {
+		// Rows of heads, of which this rank has one, for a norm of their channels.
+		return mesh.StridedShard(0, from[0]*from[1]*x.at.NumPieces()), ""
+	}
 	i, j := 0, 0
 	for i < len(from) {
 		iStart, jStart := i, j
