@@ -5,12 +5,14 @@ package train
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"fmt"
 	"iter"
 	"strings"
 
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/chat"
 	"github.com/cohort-ml/cohort/data/records"
 	"github.com/cohort-ml/cohort/data/sequences"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -100,6 +102,9 @@ func (r *lmRun) openRecords(ctx context.Context, saved *SavedRun) (err error) {
 	if o.Columns, err = sequences.ParseColumns(r.cfg.Columns); err != nil {
 		return fail(err)
 	}
+	if o.Template, err = r.template(ctx, saved); err != nil {
+		return fail(err)
+	}
 	if id, ok := r.tokenizer.EndOfText(); ok {
 		o.EndOfText = id
 	}
@@ -118,6 +123,33 @@ func (r *lmRun) openRecords(ctx context.Context, saved *SavedRun) (err error) {
 		r.cfg.Prompt, err = promptFor(r.cfg.Data, data.NewText(r.cfg.Data, []byte(r.sequences.Example())))
 	}
 	return err
+}
+
+// template reads the chat template of the model that the run goes on from, nil if it has none.
+func (r *lmRun) template(ctx context.Context, saved *SavedRun) (*chat.Template, error) {
+	if r.cfg.InitFrom == "" {
+		return nil, nil
+	}
+	at, err := r.findBase(ctx, saved)
+	if err != nil {
+		return nil, err
+	}
+	dir, done, err := at.local(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	folder, err := modelFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, place := range []string{dir, folder} {
+		t, err := chat.Load(place)
+		if !errors.Is(err, chat.ErrNoTemplate) {
+			return t, err
+		}
+	}
+	return nil, nil
 }
 
 // rowStep is of what rows of batches have a multiple: some tokens, or all where ranks share the

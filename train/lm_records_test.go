@@ -4,17 +4,22 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/chat"
+	"github.com/cohort-ml/cohort/data/sequences"
+	"github.com/cohort-ml/cohort/data/tokenizer"
 )
 
 // writeRecords makes a file of n records of a kind, of very different lengths.
@@ -213,5 +218,102 @@ func TestBadRecords(t *testing.T) {
 		if _, err := CheckLM(t.Context(), c, flags(givenForRecords)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// TestRecordsAgainstTransformers: tokens, which of them count, and the loss of a step over all records
+// are those of transformers (testdata/finetune/records.py), alone, packed, and on two ranks.
+func TestRecordsAgainstTransformers(t *testing.T) {
+	const from = "testdata/finetune/records"
+	text, err := os.ReadFile(from + "/golden.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden map[string]struct {
+		Loss float64
+		Rows []struct{ IDs, Mask []int64 }
+	}
+	if err := json.Unmarshal(text, &golden); err != nil {
+		t.Fatal(err)
+	}
+	base := t.TempDir()
+	if err := os.CopyFS(base, os.DirFS("testdata/finetune/llama")); err != nil {
+		t.Fatal(err)
+	}
+	template, err := os.ReadFile(from + "/chat_template.jinja")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(base, "chat_template.jinja"), template, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenizer.Load(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rendering, err := chat.Load(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, _ := tok.EndOfText()
+	for name, kind := range map[string]string{"messages": "messages", "conversations": "messages", "completion": "completion", "text": "text"} {
+		want := golden[kind]
+		c := tuning(t, filepath.Join(from, name+".jsonl"))
+		source := []sequences.Source{{Path: c.Data, Weight: 1}}
+		o := sequences.Options{Tokenizer: tok, Template: rendering, EndOfText: end, Context: 64}
+		d, err := sequences.Open(t.Context(), source, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range d.Len() {
+			w, err := d.Get(t.Context(), data.Key{Index: i})
+			if err != nil {
+				t.Fatal(err)
+			}
+			row := want.Rows[i]
+			n := min(len(row.IDs), 65) // the context
+			if !slices.Equal(w.Tokens, row.IDs[:n]) {
+				t.Fatalf("%s: record %d is %v, want %v", name, i, w.Tokens, row.IDs)
+			}
+			for at := range n - 1 {
+				if ignored := w.Ignored != nil && w.Ignored[at]; ignored == (row.Mask[at+1] == 1) {
+					t.Fatalf("%s: token %d of record %d is ignored: %t", name, at+1, i, ignored)
+				}
+			}
+		}
+		d.Close()
+		if slices.ContainsFunc(want.Rows, func(row struct{ IDs, Mask []int64 }) bool { return len(row.IDs) > 65 }) {
+			t.Fatalf("%s: a record is longer than the model's context", name)
+		}
+		for _, pack := range []bool{false, true} {
+			c := c
+			c.InitFrom, c.Pack, c.Steps, c.Batch = base, pack, 1, 12
+			c.Out += fmt.Sprint(pack)
+			ranks := 1
+			if pack {
+				packed := o
+				packed.Pack = true
+				p, err := sequences.Open(t.Context(), source, packed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Batch = p.Len()
+				p.Close()
+			} else {
+				ranks, c.Batch = 2, 6
+			}
+			l, err := run(t, ranks, c, append([]string{"batch"}, givenForRecords...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := l.losses[1]; !(math.Abs(got-want.Loss)/want.Loss < 1e-5) {
+				t.Errorf("%s, pack %t: loss %v, transformers has %v", name, pack, got, want.Loss)
+			}
+		}
+	}
+	// A model without a template cannot learn chats.
+	c := tuning(t, from+"/messages.jsonl")
+	if _, err := run(t, 1, c, givenForRecords...); err == nil || !strings.Contains(err.Error(), "chats need the chat template of a model") {
+		t.Errorf("no template: %v", err)
 	}
 }

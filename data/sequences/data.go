@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/chat"
 	"github.com/cohort-ml/cohort/data/records"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 )
@@ -17,11 +18,12 @@ import (
 // Options say how sequences are made.
 type Options struct {
 	Tokenizer *tokenizer.Tokenizer
-	EndOfText int64 // token behind each text and completion; negative is none
-	Context   int   // inputs of a sequence, at most
-	All       bool  // the loss counts all tokens, also those of prompts
-	Pack      bool  // several sequences share a row
-	Skip      bool  // a record that cannot be used is left out, and no error
+	Template  *chat.Template // of chats; nil for none
+	EndOfText int64          // token behind each text and completion; negative is none
+	Context   int            // inputs of a sequence, at most
+	All       bool           // the loss counts all tokens, also those of prompts
+	Pack      bool           // several sequences share a row
+	Skip      bool           // a record that cannot be used is left out, and no error
 	Columns   Columns
 	Notice    func(text string) // is told what was found; may be nil
 }
