@@ -66,6 +66,11 @@ type framing func(r *frameReader, emit func(place int64) error) (end int64, err 
 
 // openIndex returns the index of a file: that of the cache, or else a new one.
 func openIndex(ctx context.Context, path, kind string, find framing, c *cache) (*index, error) {
+	return openIndexOf(ctx, path, kind, find, c, func(f *os.File) io.Reader { return f })
+}
+
+// openIndexOf is openIndex of the text that a file has.
+func openIndexOf(ctx context.Context, path, kind string, find framing, c *cache, text func(f *os.File) io.Reader) (*index, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, unreadable(path, err)
@@ -81,7 +86,7 @@ func openIndex(ctx context.Context, path, kind string, find framing, c *cache) (
 	}
 	if k.size <= smallFile {
 		x := &index{}
-		end, err := x.build(ctx, path, f, find, func(place int64) error { x.places = append(x.places, place); return nil })
+		end, err := x.build(ctx, path, text(f), find, func(place int64) error { x.places = append(x.places, place); return nil })
 		if err != nil {
 			return nil, err
 		}
@@ -98,7 +103,7 @@ func openIndex(ctx context.Context, path, kind string, find framing, c *cache) (
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, unreadable(path, err)
 	}
-	if err := writeIndex(ctx, path, at, k, f, find); err != nil {
+	if err := writeIndex(ctx, path, at, k, text(f), find); err != nil {
 		return nil, err
 	}
 	x := readIndex(at, k)

@@ -19,8 +19,14 @@ type plain struct {
 	size  int64
 	index *index
 	lines bool // a record is a line
-	file  *os.File
+	file  readerAt
 	bytes sync.Pool // *[]byte
+}
+
+// readerAt is a file, or the copy of one.
+type readerAt interface {
+	io.ReaderAt
+	io.Closer
 }
 
 // openPlain opens a file of JSON and its index.

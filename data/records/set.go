@@ -147,6 +147,8 @@ func formats() []format {
 	return []format{
 		{"JSON lines", []string{".jsonl", ".ndjson"}, openLines},
 		{"a list of JSON objects", []string{".json"}, openJSON},
+		{"compressed JSON lines", []string{".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".ndjson.zst", ".json.zst"}, openPacked},
+		{"Parquet", []string{".parquet"}, openParquet},
 	}
 }
 

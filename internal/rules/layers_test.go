@@ -53,9 +53,11 @@ var impure = []string{"net", "os", "sync", "golang.org/x", module + "/internal/t
 var (
 	core     = []string{"golang.org/x/sys", "golang.org/x/sync"}
 	external = map[string][]string{
-		"cmd":      {"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/pelletier/go-toml/v2", "golang.org/x/term"},
-		"train":    {"golang.org/x/term"},
-		"examples": {},
+		"cmd":   {"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/pelletier/go-toml/v2", "golang.org/x/term"},
+		"train": {"golang.org/x/term"},
+		// Compressed files and Parquet.
+		"data/records": {"github.com/klauspost/compress", "github.com/parquet-go/parquet-go"},
+		"examples":     {},
 		// Calls of C libraries, which only a build with a tag has.
 		"internal/dlopen": {"github.com/ebitengine/purego"},
 	}
