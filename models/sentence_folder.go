@@ -109,6 +109,9 @@ func readSentenceConfig(dir string) (g SentenceConfig, dense []string, err error
 	}
 	var modules []sentenceModule
 	found, err := readSentenceFile(dir, modulesFile, &modules)
+	if err == nil && !found {
+		g.MaxTokens, err = tokenizerLength(dir)
+	}
 	if err != nil || !found {
 		return g, nil, err
 	}
@@ -303,17 +306,15 @@ func readSentenceSettings(dir string, g *SentenceConfig) error {
 				filepath.Join(dir, "sentence_bert_config.json"), kind, m.Method)
 		}
 	}
-	var tokens struct {
-		MaxTokens json.Number `json:"model_max_length"` // 1e30 where nobody has said
-	}
-	if _, err := readSentenceFile(dir, "tokenizer_config.json", &tokens); err != nil {
-		return err
-	}
 	g.Lower = sizes.Lower
 	if sizes.MaxTokens != nil {
 		g.MaxTokens = *sizes.MaxTokens
-	} else if n, err := tokens.MaxTokens.Int64(); err == nil && n > 0 && n <= 1<<24 {
-		g.MaxTokens = int(n)
+	} else {
+		n, err := tokenizerLength(dir)
+		if err != nil {
+			return err
+		}
+		g.MaxTokens = n
 	}
 	var about struct {
 		Prompts    map[string]string `json:"prompts"`
@@ -333,6 +334,21 @@ func readSentenceSettings(dir string, g *SentenceConfig) error {
 		g.Similarity = *about.Similarity
 	}
 	return nil
+}
+
+// tokenizerLength returns the most tokens of a text that a tokenizer's settings name, 0 where
+// they name none: 1e30 stands there then.
+func tokenizerLength(dir string) (int, error) {
+	var tokens struct {
+		MaxTokens json.Number `json:"model_max_length"`
+	}
+	if _, err := readSentenceFile(dir, "tokenizer_config.json", &tokens); err != nil {
+		return 0, err
+	}
+	if n, err := tokens.MaxTokens.Int64(); err == nil && n > 0 && n <= 1<<24 {
+		return int(n), nil
+	}
+	return 0, nil
 }
 
 // SaveSentenceEncoder writes a folder that sentence-transformers opens, all releases of it

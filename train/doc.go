@@ -71,6 +71,7 @@
 //	lm.go, vision.go, rec.go     the recipes; *_config.go are their settings,
 //	                       shared_config.go those of all
 //	lm_split.go, lm_experts.go   what the axes split of a language model, and mixtures of experts
+//	embed.go, classify.go        the recipes of encoders; text_*.go is what they share
 //	init_from.go           weights of one run as the beginning of another
 //	finetune.go            fine-tuning of a Hugging Face folder
 //	eval.go, generate.go   the commands that use a trained model

@@ -73,6 +73,10 @@ func Eval(ctx context.Context, from storage.Storage, o EvalOptions, notice func(
 		result, err = evalVision(ctx, at.checkpoint, o)
 	case "rec":
 		result, err = at.evalRec(ctx, o)
+	case "embed":
+		result, err = at.evalEmbed(ctx, o)
+	case "classify":
+		result, err = at.evalClassify(ctx, o)
 	default:
 		return EvalResult{}, fmt.Errorf("eval: %s is a checkpoint of the task %q, which is not one of `cohort train`: the program that trained it can evaluate it", at.path, task)
 	}

@@ -37,7 +37,7 @@ const (
 // go with it into a checkpoint: what its users' tools ask for.
 var companions = []string{
 	tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-	"generation_config.json", "chat_template.jinja",
+	"vocab.txt", "sentencepiece.bpe.model", "generation_config.json", "chat_template.jinja",
 }
 
 // maxCompanion bounds each of them.

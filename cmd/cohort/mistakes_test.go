@@ -43,7 +43,7 @@ func TestMistakes(t *testing.T) {
 		{"trian lm --ranks 2", "", "unknown command trian for cohort: did you mean train?", exitUsage},
 		{"train lmm --ranks 2", "", "unknown recipe lmm for cohort train: did you mean lm?", exitUsage},
 		{"train LM --steps 1", "", "unknown recipe LM for cohort train: did you mean lm?", exitUsage},
-		{"train --ranks 2", "", "--ranks is no flag of cohort train, but of cohort train lm, cohort train rec, cohort train vision: name the command first", exitUsage},
+		{"train --ranks 2", "", "--ranks is no flag of cohort train, but of cohort train classify, cohort train embed, cohort train lm, cohort train rec, cohort train vision: name the command first", exitUsage},
 		{"--from x predict", "", "--from is no flag of cohort, but of cohort eval, cohort generate", exitUsage},
 		{"tokenize encod --data x", "", "unknown command encod for cohort tokenize: did you mean encode?", exitUsage},
 		{"data chek --x", "", "unknown command chek for cohort data: did you mean check?", exitUsage},

@@ -25,7 +25,7 @@ func newTrainCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTrainLMCommand(), newTrainRecCommand(), newTrainVisionCommand())
+	cmd.AddCommand(newTrainClassifyCommand(), newTrainEmbedCommand(), newTrainLMCommand(), newTrainRecCommand(), newTrainVisionCommand())
 	return cmd
 }
 
