@@ -28,7 +28,7 @@ type TuneConfig struct {
 	Base string `json:"base,omitempty"`
 }
 
-// tuneDefaults replaces the defaults of a new model by those of fine-tuning. given
+// tuneDefaults replaces the defaults of a new model by those of islands, or of fine-tuning. given
 // has the settings that the user gave, as for [LM]. The sizes become 0: they are
 // the model's own.
 func (c *LMConfig) tuneDefaults(given map[string]string) error {
@@ -39,6 +39,9 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
 	}
 	if c.InitFrom == "" {
+		if rate := DefaultLM().LR; given["lr"] == "" && c.LR == rate && c.DiLoCo > 0 && c.Islands > 1 {
+			c.LR = islandRate(rate, c.Islands)
+		}
 		return nil
 	}
 	for flag, size := range map[string]*int{"vocab": &c.Vocab, "width": &c.Width, "heads": &c.Heads, "layers": &c.Layers} {
@@ -68,10 +71,14 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 	return nil
 }
 
-// markTuned marks defaults as those of fine-tuning, or as the model's own, until
+// markTuned marks defaults as those of islands, of fine-tuning, or as the model's own, until
 // unmark is called.
 func (r *lmRun) markTuned() (unmark func()) {
 	var marked []*config.Field
+	if f := r.settings.Field("lr"); r.cfg.DiLoCo > 0 && r.cfg.InitFrom == "" && f.From == config.Default {
+		f.From = "default of --diloco"
+		marked = append(marked, f)
+	}
 	for from, names := range map[string][]string{
 		"default of --init-from": {"out", "steps", "lr", "weight-decay", "beta2", "eval-every", "save-every"},
 		"the model's":            {"vocab", "context", "width", "heads", "layers"},

@@ -114,6 +114,13 @@ func TestPrintConfig(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
+	island := []string{"--diloco", "50", "--islands", "2", "--islands-at", "127.0.0.1:29500"}
+	for want, more := range map[string][]string{"\nlr = 0.0028 ": nil, "\nlr = 0.007 ": {"--lr", "0.007"}} {
+		text = printed(append(more, island...)...)
+		if !strings.Contains(text, want) || strings.Contains(text, "# default of --diloco\n") != (more == nil) {
+			t.Errorf("%q: no %q in\n%s", more, want, text)
+		}
+	}
 	if code, _, stderr := cohort("train", "lm", "--data", "a", "--data", "b"); code == 0 || !strings.Contains(stderr, `given before, as "a"`) {
 		t.Errorf("two places of data: %d %s", code, stderr)
 	}
