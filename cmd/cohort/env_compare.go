@@ -9,7 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,26 +84,102 @@ func readBounded(path string) ([]byte, error) {
 
 func newEnvExportCommand() *cobra.Command {
 	var what collected
-	var force bool
+	var force, hashes bool
+	var form string
 	cmd := &cobra.Command{
 		Use:   "export FILE",
 		Short: "Write the fingerprint of this node's environment to a file",
 		Long: `Write the fingerprint of this node's environment to FILE, in TOML: one line a value, in a
 fixed order, so that a diff of two files is short. Remove what other nodes need not have.
-The FILE - is the standard output.`,
+The FILE - is the standard output.
+
+The packages of the Python environment alone are written in the forms of other tools: as a
+list of pip to a FILE *.txt, as an environment.yml to a FILE *.yml, and by --form explicit
+as a list of conda with the addresses of the packages.`,
+		Example: `  cohort env export job.toml --program ./train
+  cohort env export requirements.txt --python .venv/bin/python --hashes
+  cohort env export environment.yml --python .venv/bin/python`,
 		Args: numArgs(1, "a FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f, err := what.collect(cmd)
 			if err != nil {
 				return err
 			}
-			text := f.TOML("The environment of a program, by cohort env export, "+time.Now().UTC().Format(time.RFC3339)+".", "cohort env verify compares a node with it.")
+			text, err := inForm(cmd, f, formOf(form, args[0]), hashes)
+			if err != nil {
+				return err
+			}
 			return writeNew(cmd, args[0], text, force)
 		},
 	}
 	what.flags(cmd.Flags())
 	cmd.Flags().BoolVar(&force, "force", false, "write over a file that exists")
+	cmd.Flags().StringVar(&form, "form", "", "what is written (default: by the ending of FILE)")
+	oneOf(cmd.Flags(), "form", envForms...)
+	cmd.Flags().BoolVar(&hashes, "hashes", false, "for requirements: add the hashes of the packages, which uv asks of the index")
 	return cmd
+}
+
+// envForms are the forms of a file of an environment.
+var envForms = []string{"toml", "requirements", "environment", "explicit"}
+
+// formOf returns the form of a file, by a flag or by its name.
+func formOf(form, path string) string {
+	if form != "" {
+		return form
+	}
+	switch filepath.Ext(path) {
+	case ".txt":
+		return "requirements"
+	case ".yml", ".yaml":
+		return "environment"
+	}
+	return "toml"
+}
+
+// inForm returns an environment in a form.
+func inForm(cmd *cobra.Command, f *fingerprint.Fingerprint, form string, hashes bool) ([]byte, error) {
+	if !slices.Contains(envForms, form) {
+		return nil, usageError{fmt.Errorf("--form %s: give one of %s", form, strings.Join(envForms, ", "))}
+	}
+	if hashes && form != "requirements" {
+		return nil, usageError{fmt.Errorf("--hashes is for --form requirements, not %s", form)}
+	}
+	if form != "toml" && !f.Has(fingerprint.Python) {
+		return nil, usageError{fmt.Errorf("--form %s needs a Python environment: name its interpreter by --python", form)}
+	}
+	var text string
+	var err error
+	switch form {
+	case "toml":
+		return f.TOML("The environment of a program, by cohort env export, "+time.Now().UTC().Format(time.RFC3339)+".", "cohort env verify compares a node with it."), nil
+	case "requirements":
+		if text, err = f.Requirements(); err == nil && hashes {
+			return withHashes(cmd, text, f.Get(fingerprint.Python, "version"))
+		}
+	case "environment":
+		text, err = f.EnvironmentYML("cohort")
+	case "explicit":
+		text, err = fingerprint.CondaExplicit(f.Get(fingerprint.Python, "prefix"))
+	}
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return []byte(text), nil
+}
+
+// withHashes adds to a list of pip the hashes that its index has.
+func withHashes(cmd *cobra.Command, list, python string) ([]byte, error) {
+	if _, err := exec.LookPath("uv"); err != nil {
+		return nil, usageError{errors.New("--hashes needs uv, and it is not in PATH: install it, or leave the flag out")}
+	}
+	p := exec.CommandContext(cmd.Context(), "uv", "pip", "compile", "-q", "--no-deps", "--no-header", "--no-annotate", "--generate-hashes", "--python-version", python, "-")
+	p.Stdin, p.Stderr = strings.NewReader(list), cmd.ErrOrStderr()
+	out, err := p.Output()
+	if err != nil {
+		return nil, fmt.Errorf("uv pip compile --generate-hashes: %w", err)
+	}
+	return out, nil
 }
 
 // writeNew writes a file that does not exist yet, or one that may be written over.

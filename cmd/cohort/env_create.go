@@ -28,12 +28,14 @@ func newEnvCreateCommand() *cobra.Command {
 		Use:   "create FILE --prefix DIR",
 		Short: "Rebuild the environment of a file: Python's packages, or a Go program",
 		Long: `Make the Python environment of FILE in the new directory DIR, by a tool that is installed:
-uv, pip, mamba, micromamba or conda. FILE is one of cohort env export; or a file
-requirements.txt, also one that uv export or pip freeze has written; or a file
-environment.yml, or an explicit list of conda, for which conda or mamba is needed.
+uv, pip, mamba, micromamba or conda. FILE is one of cohort env export; or a list of pip,
+such as requirements.txt, also with hashes; or a pylock.toml; or a uv.lock beside its
+pyproject.toml, for which uv is needed; or a file environment.yml, or an explicit list of
+conda, for which conda or mamba is needed.
 
-After that, the environment is read and compared with a FILE of cohort env export: it is
-equal, or the command fails and says what differs.
+After that, the environment is read. It is compared with a FILE of cohort env export: it is
+equal, or the command fails and says what differs. Of another FILE, the versions are
+compared that it pins.
 
 If the program of FILE is a Go program that was installed from a version of its module,
 it is installed into DIR/bin by go install, and its hash is compared.`,
@@ -67,10 +69,19 @@ func (c *creation) run(cmd *cobra.Command, file string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	if strings.HasSuffix(file, ".lock") || strings.HasPrefix(string(text), "version = 1\n") {
-		return usageError{fmt.Errorf("%s is a lock file of a project: write a list of packages with uv export --format requirements-txt, and give that", file)}
-	}
-	if filepath.Ext(file) != ".toml" {
+	name := filepath.Base(file)
+	switch {
+	case name == "uv.lock":
+		return c.project(cmd, file)
+	case filepath.Ext(file) == ".lock":
+		return usageError{fmt.Errorf("%s is a lock file of a tool that Cohort does not know: write a pylock.toml or a requirements.txt with that tool, and give that", file)}
+	case strings.HasPrefix(name, "pylock.") && filepath.Ext(file) == ".toml":
+		lines, err := requirementsOfPylock(text)
+		if err != nil {
+			return usageError{fmt.Errorf("%s: %w", file, err)}
+		}
+		return c.converted(cmd, lines)
+	case filepath.Ext(file) != ".toml":
 		return c.list(cmd, file, string(text))
 	}
 	f, err := readEnvFile(file)
@@ -211,27 +222,79 @@ func (c *creation) program(cmd *cobra.Command, f *fingerprint.Fingerprint) error
 	return tellDifferences(cmd, all, false, path+" is the program of the file")
 }
 
+// converted makes an environment of a list of pip that this command has made.
+func (c *creation) converted(cmd *cobra.Command, lines string) error {
+	dir, err := os.MkdirTemp("", "cohort-env-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	requirements := filepath.Join(dir, "requirements.txt")
+	if err := os.WriteFile(requirements, []byte(lines), 0o600); err != nil {
+		return err
+	}
+	return c.list(cmd, requirements, lines)
+}
+
+// project makes the environment of a project that uv has locked.
+func (c *creation) project(cmd *cobra.Command, file string) error {
+	dir := filepath.Dir(file)
+	if _, err := os.Stat(filepath.Join(dir, "pyproject.toml")); err != nil {
+		return usageError{fmt.Errorf("%s needs the pyproject.toml of its project beside it, or give a list that uv export has written", file)}
+	}
+	if err := c.choose(func(tool string) bool { return tool == "uv" }, "uv"); err != nil {
+		return err
+	}
+	if c.tool != "uv" {
+		return usageError{fmt.Errorf("%s is a lock file of uv, and %s cannot read it: give --tool uv, or a list that uv export has written", file, c.tool)}
+	}
+	prefix, err := filepath.Abs(c.prefix)
+	if err != nil {
+		return usageError{err}
+	}
+	args := []string{"uv", "sync", "--frozen", "--project", dir}
+	if c.python != "" {
+		args = append(args, "--python", c.python)
+	}
+	return c.carryOut(cmd, fingerprint.Step{Env: []string{"UV_PROJECT_ENVIRONMENT=" + prefix}, Args: args})
+}
+
 // list makes an environment of a list that is not Cohort's.
 func (c *creation) list(cmd *cobra.Command, file, text string) error {
-	conda := []string(nil)
+	steps, pins, err := c.listSteps(file, text)
+	if err != nil {
+		return err
+	}
+	if err := c.carryOut(cmd, steps...); err != nil || c.dryRun {
+		return err
+	}
+	found := fingerprint.CollectPython(filepath.Join(c.prefix, "bin", "python"), nil)
+	return tellDifferences(cmd, found.CheckPins(pins), false, fmt.Sprintf("%s has the versions that the file pins (%d)", c.prefix, len(pins)))
+}
+
+// listSteps returns the commands that install a list, and the versions that it pins.
+func (c *creation) listSteps(file, text string) ([]fingerprint.Step, []fingerprint.Pin, error) {
+	var conda []string
+	var pins []fingerprint.Pin
 	switch ext := filepath.Ext(file); {
 	case ext == ".yml" || ext == ".yaml":
 		conda = []string{"env", "create", "-y", "-p", c.prefix, "-f", file}
 	case strings.Contains(text, "\n@EXPLICIT") || strings.HasPrefix(text, "@EXPLICIT"):
-		conda = []string{"create", "-y", "-p", c.prefix, "--file", file}
+		conda, pins = []string{"create", "-y", "-p", c.prefix, "--file", file}, fingerprint.ExplicitPins(text)
 	}
 	if conda != nil {
 		if err := c.choose(condaTool, "conda, mamba or micromamba"); err != nil {
-			return err
+			return nil, nil, err
 		}
 		if !condaTool(c.tool) {
-			return usageError{fmt.Errorf("%s is a list of conda, and %s cannot read it: give --tool conda or mamba", file, c.tool)}
+			return nil, nil, usageError{fmt.Errorf("%s is a list of conda, and %s cannot read it: give --tool conda or mamba", file, c.tool)}
 		}
-		return c.carryOut(cmd, fingerprint.Step{Args: append([]string{c.tool}, conda...)})
+		return []fingerprint.Step{{Args: append([]string{c.tool}, conda...)}}, pins, nil
 	}
 	if err := c.choose(func(tool string) bool { return !condaTool(tool) }, "uv or pip"); err != nil {
-		return err
+		return nil, nil, err
 	}
+	pins = fingerprint.Pins(text)
 	inside := filepath.Join(c.prefix, "bin", "python")
 	switch c.tool {
 	case "uv":
@@ -239,15 +302,15 @@ func (c *creation) list(cmd *cobra.Command, file, text string) error {
 		if c.python != "" {
 			venv = append(venv, "--python", c.python)
 		}
-		return c.carryOut(cmd, fingerprint.Step{Args: venv}, fingerprint.Step{Args: []string{"uv", "pip", "install", "--python", inside, "-r", file}})
+		return []fingerprint.Step{{Args: venv}, {Args: []string{"uv", "pip", "install", "--python", inside, "-r", file}}}, pins, nil
 	case "pip":
 		python := c.python
 		if python == "" {
 			python = "python3"
 		}
-		return c.carryOut(cmd, fingerprint.Step{Args: []string{python, "-m", "venv", c.prefix}}, fingerprint.Step{Args: []string{inside, "-m", "pip", "install", "-r", file}})
+		return []fingerprint.Step{{Args: []string{python, "-m", "venv", c.prefix}}, {Args: []string{inside, "-m", "pip", "install", "-r", file}}}, pins, nil
 	}
-	return usageError{fmt.Errorf("%s is a list of pip, and %s cannot read it: give --tool uv or pip", file, c.tool)}
+	return nil, nil, usageError{fmt.Errorf("%s is a list of pip, and %s cannot read it: give --tool uv or pip", file, c.tool)}
 }
 
 // carryOut runs commands, and says each before.
