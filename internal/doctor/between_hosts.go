@@ -71,7 +71,7 @@ func judgeInterfaces(s *Survey) (out []Finding) {
 		}
 		mend := "ip link set dev NAME up && ip addr add ADDRESS dev NAME"
 		if len(down) > 0 {
-			mend = "ip link set dev " + down[0] + " up"
+			mend = "ip link set dev " + fingerprint.Quote(down[0]) + " up"
 		}
 		out = append(out, s.at(i, Problem, "no interface is up that other hosts could reach", mend))
 	}
@@ -117,7 +117,7 @@ func judgeNames(s *Survey) (out []Finding) {
 			mend = mendHosts(a.String()+" "+name, name)
 		}
 		switch a := l.Lookup.Addrs; {
-		case l.Lookup.Error != "":
+		case l.Lookup.Error != "" || len(a) == 0:
 			out = append(out, s.at(l.From, Problem, fmt.Sprintf("the name %s leads nowhere there: %s", name, l.Lookup.Error), mend))
 		case a[0].IsLoopback():
 			out = append(out, s.at(l.From, Problem, fmt.Sprintf("the name %s leads to %s there, which is the host itself", name, a[0]), mend))

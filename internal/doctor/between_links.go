@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cohort-ml/cohort/internal/fingerprint"
 )
 
 // judgeReach names the host at fault where one host is in all links that fail, and else the
@@ -118,7 +120,7 @@ func (s *Survey) accept(chains []string, field, legacy string, links []*Link, ot
 		}
 		for _, chain := range chains {
 			if strings.HasPrefix(chain, "inet ") || strings.HasPrefix(chain, family.name+" ") {
-				commands = append(commands, fmt.Sprintf("nft insert rule %s %s %s '{ %s }' accept", chain, family.name, field, strings.Join(family.addrs, ", ")))
+				commands = append(commands, fmt.Sprintf("nft insert rule %s %s %s '{ %s }' accept", quoteAll(chain), family.name, field, strings.Join(family.addrs, ", ")))
 			}
 		}
 	}
@@ -153,7 +155,7 @@ func judgeLarge(s *Survey) (out []Finding) {
 				}
 			}
 			out = append(out, s.at(h, Problem, fmt.Sprintf("small messages between it and %s come through, and large ones do not (%s)", s.Hosts[other].Name, l.Large),
-				fmt.Sprintf("ip link set dev %s mtu %d", device, mtu)))
+				fmt.Sprintf("ip link set dev %s mtu %d", fingerprint.Quote(device), mtu)))
 		}
 	}
 	return out
@@ -236,6 +238,7 @@ func (s *Survey) mendRate(host int) string {
 	if device == "" {
 		device = "NAME"
 	}
+	device = fingerprint.Quote(device)
 	return fmt.Sprintf("ethtool %s; ip -s link show dev %s  # speed, duplex, errors: cable and port of the switch", device, device)
 }
 

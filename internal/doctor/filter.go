@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/fingerprint"
 )
 
 // Filter is what is known of a host's firewall and of what shapes its traffic; empty where
@@ -87,8 +89,17 @@ func parseShapers(text string) (out []string) {
 func (f *Facts) shaper(device string) string {
 	for _, s := range f.Filter.Shapers {
 		if name, _, _ := strings.Cut(s, " "); name == device {
-			return "tc qdisc del dev " + name + " root"
+			return "tc qdisc del dev " + fingerprint.Quote(name) + " root"
 		}
 	}
 	return ""
+}
+
+// quoteAll writes the words of a text for a shell.
+func quoteAll(text string) string {
+	words := strings.Fields(text)
+	for i := range words {
+		words[i] = fingerprint.Quote(words[i])
+	}
+	return strings.Join(words, " ")
 }

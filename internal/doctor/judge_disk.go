@@ -2,7 +2,11 @@
 
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/fingerprint"
+)
 
 // written are the disks that jobs write files to.
 func written(f *Facts) (out []Disk) {
@@ -51,7 +55,7 @@ func judgeWrites(f *Facts) (out []Finding) {
 		case d.Error != "" && (d.Size == 0 || d.Free >= 16<<20): // a full disk is told by its own check
 			mend := otherwise(d.Use)
 			if d.Error == "read-only file system" {
-				mend = "mount -o remount,rw " + d.Path + "  # or " + mend
+				mend = "mount -o remount,rw " + fingerprint.Quote(d.Path) + "  # or " + mend
 			}
 			out = append(out, one(Problem, fmt.Sprintf("%s cannot be written to: %s", d.Path, d.Error), mend)...)
 		case d.SyncMS > 500:

@@ -43,7 +43,7 @@ func judgeProcesses(f *Facts) (out []Finding) {
 	if have, ok := f.amount(fingerprint.Limits, "pids"); ok && have < float64(need) {
 		mend := "give the container a larger pids limit: --pids-limit 4096"
 		if file := f.Print.Get(fingerprint.Limits, "pids_file"); file != "" {
-			mend = "echo max > " + file
+			mend = "echo max > " + fingerprint.Quote(file)
 		}
 		out = append(out, one(Problem, fmt.Sprintf("the cgroup may have %.0f processes and threads, and %d ranks need about %d", have, f.Options.Ranks, need), mend)...)
 	}
@@ -71,7 +71,7 @@ func judgeMemory(f *Facts) (out []Finding) {
 	if f.RoomOf != "" && f.Room/ranks < 512<<20 {
 		mend := "end other programs, or start fewer ranks"
 		if file := f.Print.Get(fingerprint.Memory, "limit_file"); file != "" && strings.Contains(f.RoomOf, "cgroup") {
-			mend = "echo max > " + file + "  # or give the container more memory"
+			mend = "echo max > " + fingerprint.Quote(file) + "  # or give the container more memory"
 		}
 		out = append(out, one(Problem, fmt.Sprintf("%s of memory are left for %d ranks, by %s", size(f.Room), ranks, f.RoomOf), mend)...)
 	}
@@ -89,7 +89,7 @@ func judgeProcessors(f *Facts) (out []Finding) {
 	if allowed, ok := f.amount(fingerprint.CPU, "allowed"); ok && have < allowed {
 		limit = fmt.Sprintf("the time of %.4g processors, by the quota of the cgroup", have)
 		if file := f.Print.Get(fingerprint.CPU, "quota_file"); strings.HasSuffix(file, "cpu.max") {
-			mend = "echo max > " + file + "  # or give the container more CPUs; or start " + strconv.Itoa(max(1, int(have))) + " ranks"
+			mend = "echo max > " + fingerprint.Quote(file) + "  # or give the container more CPUs; or start " + strconv.Itoa(max(1, int(have))) + " ranks"
 		}
 		// Go counts processors, not the quota: more threads than quota are stopped for
 		// part of each period.

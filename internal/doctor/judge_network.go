@@ -5,6 +5,7 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +16,14 @@ import (
 // mendHosts is the command that adds a line to the file of host names, and takes a name out
 // of all others. The file may be a mount, so it is written in place.
 func mendHosts(line, drop string) string {
-	return fmt.Sprintf(`{ awk '{for(i=2;i<=NF;i++)if($i=="%s")$i="";$0=$0} NF!=1' /etc/hosts; echo '%s'; } > /tmp/hosts.new; cat /tmp/hosts.new > /etc/hosts`, drop, line)
+	if !hostName.MatchString(drop) {
+		return "give " + fingerprint.Quote(drop) + " its own address in /etc/hosts"
+	}
+	return fmt.Sprintf(`{ awk '{for(i=2;i<=NF;i++)if($i=="%s")$i="";$0=$0} NF!=1' /etc/hosts; echo %s; } > /etc/hosts.new; cat /etc/hosts.new > /etc/hosts; rm /etc/hosts.new`, drop, fingerprint.Quote(line))
 }
+
+// hostName is a name that may stand in a command.
+var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
 func judgeLoopback(f *Facts) []Finding {
 	if f.Loopback == "" {
