@@ -63,7 +63,10 @@ slurmd -D -N n1 & P="$P $!"
 slurmd -D -N n2 & P="$P $!"
 echo $$ >$D/main.pid
 cat >/dev/null
-kill $P; wait; kill $(cat $D/munged.pid)`
+kill $P; wait
+# munged is no child of this shell, and writes its seed when it ends.
+M=$(cat $D/munged.pid); kill $M
+while kill -0 $M 2>/dev/null; do sleep 0.1; done`
 
 // startSlurm skips the test where there is no Slurm.
 func startSlurm(t *testing.T) *slurm {
