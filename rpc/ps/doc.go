@@ -38,7 +38,7 @@
 //   - routing.go: which server has which keys
 //   - settings.go, consistency.go, options.go: what servers and workers agree about
 //   - server.go: a server; answer.go: its answers to pulls; handlers.go: those to others;
-//     writer.go: the goroutine that changes its state; state.go: that state, which follows
+//     writer.go: whoever changes its state; state.go: that state, which follows
 //     from its entries (entry.go) alone
 //   - progress.go: how far a job has come, for another number of servers
 //   - keeper.go: the snapshots that keep the log short
