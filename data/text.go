@@ -3,10 +3,12 @@
 package data
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"sort"
@@ -83,6 +85,42 @@ func (t *Text) Fingerprint() string {
 		fmt.Fprintf(h, "%q %d %d\n", s.file.name, s.off, s.size)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// Contents returns the size and a checksum of what files of the text hold, by their names. Of many
+// files it reads some, evenly over the list, and of a large file some blocks.
+func (t *Text) Contents(ctx context.Context) (map[string]string, error) {
+	const mostFiles, blocks, block = 256, 16, 16 << 10
+	var files []*file
+	for i, s := range t.segments {
+		if i == 0 || s.file != t.segments[i-1].file {
+			files = append(files, s.file)
+		}
+	}
+	out := map[string]string{}
+	buf := make([]byte, blocks*block)
+	for i := range min(len(files), mostFiles) {
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		f := files[i*len(files)/min(len(files), mostFiles)]
+		h := crc32.NewIEEE()
+		part, step := min(f.size, int64(len(buf))), int64(0)
+		if f.size > int64(len(buf)) {
+			part, step = block, (f.size-block)/(blocks-1)
+		}
+		for k := range int64(blocks) {
+			if err := f.readAt(buf[:part], k*step); err != nil {
+				return nil, err
+			}
+			h.Write(buf[:part])
+			if step == 0 {
+				break
+			}
+		}
+		out[f.name] = fmt.Sprintf("%d bytes, checksum %08x", f.size, h.Sum32())
+	}
+	return out, nil
 }
 
 // ReadAt reads the bytes at offset off, as [io.ReaderAt] says. The error is a

@@ -105,6 +105,11 @@ func (w *Windows) Fingerprint() string {
 	return fmt.Sprintf("windows text=%s tokenizer=%s length=%d stride=%d", w.text.Fingerprint(), w.tok.Fingerprint(), w.length, w.stride)
 }
 
+// Contents is that of the text.
+func (w *Windows) Contents(ctx context.Context) (map[string]string, error) {
+	return w.text.Contents(ctx)
+}
+
 // start is where the search for a window's first line begins.
 func (w *Windows) start(key Key) int64 {
 	// The fractions of multiples of the golden ratio fill [0, 1) evenly.

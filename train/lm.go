@@ -150,8 +150,9 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[data.TokenBatch], error) {
 			return r.feed(ctx, saved, from)
 		},
-		Samples: r.windows.Len(),
-		Size:    func(batch data.TokenBatch) int { return batch.Rows * batch.Length }, Unit: "tokens",
+		Contents: contentsOf(r.windows),
+		Samples:  r.windows.Len(),
+		Size:     func(batch data.TokenBatch) int { return batch.Rows * batch.Length }, Unit: "tokens",
 		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
 	}
 	if r.sequences != nil {

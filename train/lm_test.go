@@ -610,7 +610,7 @@ func TestRanksDisagree(t *testing.T) {
 		}
 		return LM(ctx, g, mine, nil, Discard)
 	})
-	if err == nil || !strings.Contains(err.Error(), "rank 2 sees other data or flags than rank 0") {
+	if err == nil || !strings.Contains(err.Error(), "other data or flags than most ranks: setting.seed is 77, want 1: give all ranks the same; give --seed 1 to these ranks") {
 		t.Errorf("another seed on rank 2 gives %v", err)
 	}
 	// A rank that finds another checkpoint, as on a machine whose directory lacks

@@ -44,7 +44,7 @@ func TestFaultsOfPrograms(t *testing.T) {
 			task.Loss = func(*nn.Ctx, any, points) *tensor.Tensor { return nil }
 		}, "Task.Loss returned nil"},
 		{"other options", func(rank int, _ *Task[points], o *Options) { o.Seed += int64(rank); o.Clip = float64(1 + rank) },
-			"rank 1 sees other data or flags than rank 0 (out RUN): Options.Clip, Options.Seed not the same"},
+			"other data or flags than most ranks: option.Clip is 2, want 1 (and 1 more difference): give all ranks the same; set Options.Clip to 1 on these ranks"},
 		{"no metric", func(_ int, task *Task[points], _ *Options) {
 			task.Evaluate = func(context.Context, any) (Metrics, error) { return nil, nil }
 		}, "train fit: evaluate after step 3: Task.Evaluate returned no metric"},

@@ -73,10 +73,13 @@ type Task[B any] struct {
 
 	// Feed makes this rank's batches, from where a saved run was or from the
 	// start. A *data.Loader is one. Run closes it.
-	Feed    func(ctx context.Context, from data.LoaderState) (Feed[B], error)
-	Samples int               // in an epoch; 0 where there are no epochs
-	Size    func(batch B) int // of a batch in Unit, for the rate; nil counts nothing
-	Unit    string            // "tokens", "images"
+	Feed func(ctx context.Context, from data.LoaderState) (Feed[B], error)
+	// Contents returns what the data of this rank hold: checksums by the names of files. Ranks
+	// compare them before the model is spread. nil compares only what Feed says of its state.
+	Contents func(ctx context.Context) (map[string]string, error)
+	Samples  int               // in an epoch; 0 where there are no epochs
+	Size     func(batch B) int // of a batch in Unit, for the rate; nil counts nothing
+	Unit     string            // "tokens", "images"
 
 	// Evaluate says how good the wrapped model is. Every rank calls it after the same
 	// step, for it may use the group. Where parameters are sharded, a pass gathers them,

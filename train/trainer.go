@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -112,6 +110,11 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		r.o.Best = false // which are not the checkpoint's
 	}
 	phaseOf(ctx).enter("joining the ranks")
+	if again == nil {
+		if err := r.sameBefore(ctx, saved); err != nil {
+			return err
+		}
+	}
 	if err := r.prepare(ctx, saved); err != nil {
 		return err
 	}
@@ -133,7 +136,7 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 			return settled(r.errorf("%w", err))
 		}
 	}
-	if err := r.sameEverywhere(ctx); err != nil {
+	if err := r.sameOrder(ctx); err != nil {
 		return err
 	}
 	if err := r.writeSettings(); err != nil {
@@ -280,55 +283,6 @@ func (r *trainer[B]) generator(pass int) *tensor.Generator {
 		seed = (seed ^ seed>>33) * 0xc4ceb9fe1a85ec53
 	}
 	return tensor.NewGenerator(int64(seed >> 1))
-}
-
-// sameEverywhere makes sure that all ranks read the same data in the same way,
-// and begin at the same step.
-func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
-	names := []string{"", "the data (Task.Feed)", "Task.Samples"}
-	digest := func(v any) int64 { return int64(crc32.ChecksumIEEE(fmt.Append(nil, v))) }
-	mine := []int64{int64(r.step), digest(r.feed.State()), digest(r.task.Samples)}
-	options := reflect.ValueOf(r.o)
-	for i := range options.NumField() {
-		switch name := options.Type().Field(i).Name; name {
-		case "Out", "From", "SaveTo", "Config", "Prove", "length", "sought": // may differ between machines
-		default:
-			names, mine = append(names, "Options."+name), append(mine, digest(options.Field(i)))
-		}
-	}
-	numbers := len(mine)
-	all := tensor.New(tensor.CPU(), tensor.Int64, numbers*r.axes.World.Size())
-	if err := r.axes.World.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
-		return r.errorf("compare the data of the ranks: %w", err)
-	}
-	v := all.Int64s()
-	for rank := range r.axes.World.Size() {
-		of := v[numbers*rank:]
-		if of[0] != v[0] {
-			// A file system that lags behind has it the next time.
-			return r.errorf("rank %d found %s, rank 0 %s (out %s): the ranks of all hosts must see the same directory, on a file system that they share",
-				rank, checkpointOf(of[0]), checkpointOf(v[0]), r.o.Out)
-		}
-		var differ []string
-		for i, name := range names {
-			if of[i] != v[i] {
-				differ = append(differ, name)
-			}
-		}
-		if len(differ) > 0 {
-			return settled(r.errorf("rank %d sees other data or flags than rank 0 (out %s): %s not the same: give all ranks the same",
-				rank, r.o.Out, strings.Join(differ, ", ")))
-		}
-	}
-	return nil
-}
-
-// checkpointOf says what a rank found that begins after a step.
-func checkpointOf(step int64) string {
-	if step == 0 {
-		return "no checkpoint"
-	}
-	return fmt.Sprintf("that of step %d", step)
 }
 
 // start describes the run.

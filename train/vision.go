@@ -348,8 +348,9 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[vision.Batch], error) {
 			return r.feed(ctx, saved, from)
 		},
-		Samples: r.training.Len(),
-		Size:    func(b vision.Batch) int { return b.N }, Unit: "images",
+		Contents: r.training.Contents,
+		Samples:  r.training.Len(),
+		Size:     func(b vision.Batch) int { return b.N }, Unit: "images",
 		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
 	}
 }

@@ -70,6 +70,24 @@ func (s *Set) Fingerprint() string {
 	return fmt.Sprintf("images n=%d classes=%d crc=%08x", len(s.labels), len(s.classes), h)
 }
 
+// Contents returns checksums of the pixels of some images, by their numbers: two sets of other
+// images have others.
+func (s *Set) Contents(ctx context.Context) (map[string]string, error) {
+	const some = 32
+	out := map[string]string{}
+	for k := range min(len(s.labels), some) {
+		i := k * len(s.labels) / min(len(s.labels), some)
+		img, err := s.read(ctx, i)
+		if err != nil {
+			// Training tells of it when it comes to the image.
+			out[fmt.Sprintf("image %d", i)] = "it cannot be read"
+			continue
+		}
+		out[fmt.Sprintf("image %d", i)] = fmt.Sprintf("%d×%d pixels, checksum %08x", img.Height, img.Width, crc32.ChecksumIEEE(img.Pix))
+	}
+	return out, nil
+}
+
 // Close closes the files. Nothing can be read after it.
 func (s *Set) Close() error {
 	if s.close == nil {
