@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/internal/doctor"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
@@ -25,6 +27,9 @@ type doctorFlags struct {
 	via      string
 	remote   string
 	probe    bool
+	// allocation takes the hosts of the scheduler's job.
+	allocation bool
+	problems   bool
 }
 
 func newDoctorCommand() *cobra.Command {
@@ -37,8 +42,8 @@ command that mends it. With a directory, read the logs, error files and flight
 records of a run that has failed, and name known causes.
 
 With --hosts or --hostfile, examine several hosts and the network between them. A
-process is started on each host by ssh, or by the command of --via: in a batch job of
-Slurm for example --via 'srun -N1 -n1 --overlap -w'. It needs this program at the same
+process is started on each host by ssh, or by the command of --via. In a batch job of
+Slurm, --allocation takes the nodes of the job, and srun as that command. It needs this program at the same
 path on each host, or at the one that --remote-cohort names, and nothing else. Hosts
 are asked over that process's standard input, so that a firewall between them, or a
 name that leads elsewhere, is found and hinders nothing.
@@ -47,6 +52,7 @@ The exit code is 0 if nothing was found, 1 with findings, and 2 if the examinati
 itself could not run.`,
 		Example: `  cohort doctor --ranks 8 --dir out
   cohort doctor logs
+  cohort doctor --allocation --dir /data/out
   cohort doctor --hosts node1,node2,node3 --ranks 8 --dir /data/out`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -60,6 +66,9 @@ itself could not run.`,
 			}
 			if f.o.Port < 0 || f.o.Port > 65535 {
 				return usageError{fmt.Errorf("--port %d: want 0 to 65535", f.o.Port)}
+			}
+			if err := f.takeAllocation(); err != nil {
+				return err
 			}
 			several := f.hosts != "" || f.hostFile != ""
 			if len(args) == 1 {
@@ -76,7 +85,7 @@ itself could not run.`,
 			}
 			f.o.World = f.o.Ranks
 			facts := doctor.Collect(cmd.Context(), f.o)
-			found := doctor.Judge(facts)
+			found := f.told(doctor.Judge(facts))
 			if f.asJSON {
 				return f.printJSON(cmd, found, struct {
 					Findings []doctor.Finding `json:"findings"`
@@ -93,11 +102,43 @@ itself could not run.`,
 	fl.StringVar(&f.o.Dir, "dir", "", "`DIR` for checkpoints and logs, which several hosts should share (default: the working directory)")
 	fl.StringVar(&f.hosts, "hosts", "", "examine these `HOSTS`, as cohort run --hosts has them: a,b:4 or node[01-16]")
 	fl.StringVar(&f.hostFile, "hostfile", "", "examine the hosts in `FILE`, one a line")
+	fl.BoolVar(&f.allocation, "allocation", false, "examine the nodes of the batch job of Slurm in which this runs")
+	fl.BoolVar(&f.problems, "problems", false, "leave warnings out: tell only what makes jobs fail or hang, as for a container's health check")
 	fl.StringVar(&f.via, "via", "", "`COMMAND` that runs another one on a host; both stand behind it (default: ssh)")
 	fl.StringVar(&f.remote, "remote-cohort", "", "`PATH` of this program on the hosts (default: its path here)")
 	fl.BoolVar(&f.probe, "probe", false, "answer the requests of another cohort doctor on standard input")
 	_ = fl.MarkHidden("probe")
 	return cmd
+}
+
+// takeAllocation sets the hosts to those of the scheduler's job, if the user wants that.
+func (f *doctorFlags) takeAllocation() error {
+	if !f.allocation {
+		return nil
+	}
+	if f.hosts != "" || f.hostFile != "" {
+		return usageError{errors.New("doctor: --allocation and --hosts both name the hosts: give one of them")}
+	}
+	a, ok := envvar.FindAllocation()
+	switch {
+	case !ok:
+		return usageError{errors.New("doctor: --allocation: this is no batch job of several nodes: give it in the script of sbatch, outside of srun, or name the hosts by --hosts")}
+	case a.Hosts == "":
+		return usageError{fmt.Errorf("doctor: --allocation: %s (%s) does not list its nodes in a variable: name them by --hosts", a.Scheduler, a.Var)}
+	}
+	f.hosts = a.Hosts
+	if f.via == "" {
+		f.via = a.Via
+	}
+	return nil
+}
+
+// told leaves out findings that are not to be told.
+func (f *doctorFlags) told(found []doctor.Finding) []doctor.Finding {
+	if !f.problems {
+		return found
+	}
+	return slices.DeleteFunc(found, func(x doctor.Finding) bool { return x.Level != doctor.Problem })
 }
 
 // readRun names the causes of a failed run.

@@ -61,7 +61,7 @@ func (f *doctorFlags) examine(cmd *cobra.Command) error {
 	if err != nil {
 		return usageError{err}
 	}
-	found := doctor.JudgeHosts(s)
+	found := f.told(doctor.JudgeHosts(s))
 	if f.asJSON {
 		return f.printJSON(cmd, found, struct {
 			Findings []doctor.Finding `json:"findings"`

@@ -134,6 +134,8 @@ func TestDoctorHostsRefused(t *testing.T) {
 		{[]string{"--hosts", "a"}, "one host"},
 		{[]string{"--hosts", "a,b", "--hostfile", "f"}, "both name the hosts"},
 		{[]string{"--hosts", "a,b", t.TempDir()}, "two examinations"},
+		{[]string{"--allocation"}, "no batch job of several nodes"},
+		{[]string{"--allocation", "--hosts", "a,b"}, "both name the hosts"},
 		{[]string{"--hostfile", filepath.Join(t.TempDir(), "none")}, "none"},
 	} {
 		j := start(t, nil, append([]string{"doctor"}, c.args...)...)

@@ -87,6 +87,9 @@ type Allocation struct {
 	Nodes int
 	// Start is what starts a launcher on each node.
 	Start string
+	// Hosts is a list of the nodes as Slurm writes it, and Via the command that runs another
+	// one on a node; both are empty if the scheduler does not say it.
+	Hosts, Via string
 }
 
 // FindAllocation returns the allocation in which this process runs, if it has more than one
@@ -95,19 +98,20 @@ func FindAllocation() (a Allocation, ok bool) {
 	switch {
 	case os.Getenv("SLURM_JOB_ID") != "":
 		n, err := ParseInt(os.Getenv("SLURM_JOB_NUM_NODES"))
-		return Allocation{"Slurm", "SLURM_JOB_NUM_NODES", n, "srun --ntasks-per-node=1 cohort run …"}, err == nil && n > 1 && os.Getenv("SLURM_STEP_ID") == ""
+		return Allocation{Scheduler: "Slurm", Var: "SLURM_JOB_NUM_NODES", Nodes: n, Start: "srun --ntasks-per-node=1 cohort run …",
+			Hosts: os.Getenv("SLURM_JOB_NODELIST"), Via: "srun -N1 -n1 --overlap -w"}, err == nil && n > 1 && os.Getenv("SLURM_STEP_ID") == ""
 	case os.Getenv("PBS_NODEFILE") != "":
-		return Allocation{"PBS", "PBS_NODEFILE", 0, `cohort run --hosts "$(sort -u $PBS_NODEFILE | paste -sd,)" …`}, true
+		return Allocation{Scheduler: "PBS", Var: "PBS_NODEFILE", Start: `cohort run --hosts "$(sort -u $PBS_NODEFILE | paste -sd,)" …`}, true
 	case os.Getenv("PE_HOSTFILE") != "":
-		return Allocation{"Grid Engine", "PE_HOSTFILE", 0, `cohort run --hosts "$(cut -d' ' -f1 $PE_HOSTFILE | sort -u | paste -sd,)" …`}, true
+		return Allocation{Scheduler: "Grid Engine", Var: "PE_HOSTFILE", Start: `cohort run --hosts "$(cut -d' ' -f1 $PE_HOSTFILE | sort -u | paste -sd,)" …`}, true
 	case os.Getenv("LSB_DJOB_HOSTFILE") != "":
-		return Allocation{"LSF", "LSB_DJOB_HOSTFILE", 0, `cohort run --hosts "$(sort -u $LSB_DJOB_HOSTFILE | paste -sd,)" …`}, true
+		return Allocation{Scheduler: "LSF", Var: "LSB_DJOB_HOSTFILE", Start: `cohort run --hosts "$(sort -u $LSB_DJOB_HOSTFILE | paste -sd,)" …`}, true
 	}
 	for _, v := range []struct{ scheduler, name string }{
 		{"OAR", "OAR_NODEFILE"}, {"Cobalt", "COBALT_NODEFILE"}, {"HTCondor", "_CONDOR_PROCNO"}, {"Ray", "RAY_JOB_ID"},
 	} {
 		if os.Getenv(v.name) != "" {
-			return Allocation{v.scheduler, v.name, 0, "cohort run --hosts a,b:4 …"}, true
+			return Allocation{Scheduler: v.scheduler, Var: v.name, Start: "cohort run --hosts a,b:4 …"}, true
 		}
 	}
 	return Allocation{}, false
