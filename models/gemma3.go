@@ -58,7 +58,30 @@ type huggingFaceGemma3 struct {
 	Pattern   int      `json:"sliding_window_pattern,omitempty"`
 	// Rotations are those of both types of layers, since version 5 of transformers. They go
 	// before the rotation and the bases beside them.
-	Rotations map[string]*huggingFaceRoPE `json:"rope_parameters,omitempty"`
+	Rotations huggingFaceRotations `json:"rope_parameters,omitempty"`
+}
+
+// huggingFaceRotations are rotations by the type of layer.
+type huggingFaceRotations map[string]*huggingFaceRoPE
+
+// UnmarshalJSON reads an object of both types, either, or none.
+func (r *huggingFaceRotations) UnmarshalJSON(text []byte) error {
+	var parts map[string]json.RawMessage
+	if err := json.Unmarshal(text, &parts); err != nil {
+		return fmt.Errorf("rope_parameters: %w", err)
+	}
+	*r = huggingFaceRotations{}
+	for _, key := range slices.Sorted(maps.Keys(parts)) {
+		if key != fullAttention && key != slidingAttention {
+			return fmt.Errorf("rope_parameters have %q, want rotations of %s and %s", key, fullAttention, slidingAttention)
+		}
+		var p *huggingFaceRoPE
+		if err := json.Unmarshal(parts[key], &p); err != nil {
+			return fmt.Errorf("rope_parameters of %s: %w", key, err)
+		}
+		(*r)[key] = p
+	}
+	return nil
 }
 
 var gemma3Settings = settings{
@@ -86,11 +109,6 @@ func parseGemma3(c *configuration) (Gemma3Config, error) {
 		return Gemma3Config{}, err
 	}
 	g := Gemma3Config{GemmaConfig: common}
-	for _, key := range slices.Sorted(maps.Keys(hf.Rotations)) {
-		if key != fullAttention && key != slidingAttention {
-			return Gemma3Config{}, fmt.Errorf("models: config.json has %q in rope_parameters, want rotations of %s and %s", key, fullAttention, slidingAttention)
-		}
-	}
 	key, global := "rope_scaling", hf.Scaling
 	if global == nil || global.keys == 0 {
 		key, global = "rope_parameters of "+fullAttention, hf.Rotations[fullAttention]
@@ -122,7 +140,7 @@ func (m *Gemma3) HuggingFaceConfig() ([]byte, error) {
 			p.Base = base
 			return p
 		}
-		hf.Rotations = map[string]*huggingFaceRoPE{fullAttention: of(g.RoPE, hf.Base), slidingAttention: of(g.LocalRoPE, hf.LocalBase)}
+		hf.Rotations = huggingFaceRotations{fullAttention: of(g.RoPE, hf.Base), slidingAttention: of(g.LocalRoPE, hf.LocalBase)}
 		hf.Scaling = nil
 	}
 	return json.MarshalIndent(hf, "", "  ")

@@ -74,6 +74,51 @@ var familyKeys = map[string]keysOf{
 		harmless: map[string]any{"qa_dropout": 0.3, "sinusoidal_pos_embds": true, "seq_classif_dropout": 0.3, "tie_weights_": true}, // of other heads
 		refused:  map[string]any{"is_decoder": true, "add_cross_attention": true, "activation": "xielu", "is_encoder_decoder": true},
 	},
+	"smollm3": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": false, "use_sliding_window": false, "sliding_window": 7, "no_rope_layers": []int{1, 1}, "attention_bias": true,
+			"mlp_bias": true, "layer_types": []string{"sliding_attention", "sliding_attention"}, "num_hidden_layers": 2, "no_rope_layer_interval": 2,
+		},
+		harmless: map[string]any{"max_window_layers": 28, "pretraining_tp": 2, "num_hidden_layers": 2, "no_rope_layer_interval": 3},
+		refused:  map[string]any{"no_rope_layers": []int{1}, "use_qk_norm": true},
+	}),
+	"qwen2": decoderKeys(keysOf{
+		honoured: map[string]any{"tie_word_embeddings": false, "use_sliding_window": true, "sliding_window": 7, "layer_types": []string{"sliding_attention", "sliding_attention"}},
+		harmless: map[string]any{"max_window_layers": 28, "use_mrope": false, "num_hidden_layers": 2, "use_sliding_window": true, "attention_bias": true},
+		refused:  map[string]any{"use_mrope": true, "mlp_bias": true, "layer_types": []string{"sliding_attention"}},
+	}),
+	"qwen3": decoderKeys(keysOf{
+		honoured: map[string]any{"tie_word_embeddings": false, "attention_bias": true},
+		harmless: map[string]any{
+			"max_window_layers": 28, "use_sliding_window": false, "sliding_window": 4096, "num_hidden_layers": 2, "layer_types": []string{"full_attention", "full_attention"},
+		},
+		refused: map[string]any{"layer_types": []string{"sliding_attention", "full_attention"}, "mlp_bias": true},
+	}),
+	"gemma2": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": false, "attention_bias": true, "hidden_activation": "relu", "query_pre_attn_scalar": 5, "attn_logit_softcapping": nil,
+			"final_logit_softcapping": nil, "sliding_window": 7, "layer_types": []string{"full_attention", "full_attention"},
+		},
+		harmless: map[string]any{"hidden_act": "gelu", "cache_implementation": "hybrid", "use_bidirectional_attention": false, "num_hidden_layers": 2},
+		refused: map[string]any{
+			"use_bidirectional_attention": true, "query_pre_attn_scalar": 0, "attn_logit_softcapping": -1.0, "final_logit_softcapping": -1.0, "sliding_window": 0,
+		},
+	}),
+	"gemma3_text": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": false, "attention_bias": true, "hidden_activation": "relu", "query_pre_attn_scalar": 5, "final_logit_softcapping": 2.0,
+			"sliding_window": 7, "layer_types": []string{"full_attention", "full_attention"},
+			"rope_parameters": map[string]any{"full_attention": map[string]any{"rope_theta": 5.0, "rope_type": "default"}},
+		},
+		harmless: map[string]any{
+			"hidden_act": "gelu", "cache_implementation": "hybrid", "use_bidirectional_attention": false, "num_hidden_layers": 2, "sliding_window_pattern": 6,
+			"attn_logit_softcapping": nil, "rope_local_base_freq": 10000.0, "_sliding_window_pattern": 6,
+		},
+		refused: map[string]any{
+			"use_bidirectional_attention": true, "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 0, "sliding_window": 0,
+			"rope_parameters": map[string]any{"rope_theta": 5.0},
+		},
+	}),
 	"bert": {
 		honoured: map[string]any{
 			"attention_probs_dropout_prob": 0.3, "hidden_act": "relu", "hidden_dropout_prob": 0.3, "hidden_size": 64, "intermediate_size": 40, "layer_norm_eps": 1e-6,
@@ -98,6 +143,31 @@ var robertaKeys = keysOf{
 	},
 	harmless: map[string]any{"position_embedding_type": "absolute", "is_decoder": false, "add_cross_attention": false, "classifier_dropout": 0.1},
 	refused:  map[string]any{"is_decoder": true, "add_cross_attention": true, "position_embedding_type": "relative_key", "hidden_act": "xielu"},
+}
+
+// decoderKeys are those that Llama's later families share, with more of their own.
+func decoderKeys(own keysOf) keysOf {
+	honoured := map[string]any{
+		"head_dim": 16, "hidden_act": "gelu", "hidden_size": 64, "intermediate_size": 40, "max_position_embeddings": 99, "num_attention_heads": 8,
+		"num_hidden_layers": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-3, "rope_parameters": map[string]any{"rope_theta": 5.0, "rope_type": "default"},
+		"vocab_size": 70,
+	}
+	harmless := map[string]any{"attention_dropout": 0.1, "partial_rotary_factor": 1.0, "rope_scaling": nil, "use_qk_norm": false}
+	refused := map[string]any{
+		"rms_norm_eps": 0.0, "rope_scaling": map[string]any{"rope_type": "mrope", "factor": 2.0}, "num_experts": 8, "hidden_act": "xielu",
+		"layer_types": []string{"chunked_attention", "full_attention"}, "quantization_config": map[string]any{"quant_method": "awq"}, "partial_rotary_factor": 0.5,
+	}
+	maps.Copy(honoured, own.honoured)
+	maps.Copy(harmless, own.harmless)
+	maps.Copy(refused, own.refused)
+	for key := range own.harmless {
+		delete(honoured, key)
+		delete(refused, key)
+	}
+	for key := range own.refused {
+		delete(honoured, key)
+	}
+	return keysOf{honoured, harmless, refused}
 }
 
 // everywhere are harmless keys of every family.
@@ -127,6 +197,10 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 			name = filepath.Join("encoders", "roberta-masked")
 		case "distilbert":
 			name = filepath.Join("encoders", "distilbert-masked")
+		case "smollm3", "qwen2", "qwen3", "gemma2":
+			name = filepath.Join("families", family)
+		case "gemma3_text":
+			name = filepath.Join("families", "gemma3")
 		}
 		parse := func(key string, value any) (any, []string, error) {
 			text, err := os.ReadFile(golden(name) + "/config.json")
@@ -161,6 +235,16 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 				g, err = parseRoberta(&c)
 			case "distilbert":
 				g, err = parseDistilBERT(&c)
+			case "smollm3":
+				g, err = parseSmolLM3(&c)
+			case "qwen2":
+				g, err = parseQwen2(&c)
+			case "qwen3":
+				g, err = parseQwen3(&c)
+			case "gemma2":
+				g, err = parseGemma2(&c)
+			case "gemma3_text":
+				g, err = parseGemma3(&c)
 			default:
 				g, err = parseLlama(&c)
 			}
@@ -179,7 +263,7 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 		for _, key := range theirs["generation"] {
 			harmless[key] = 1
 		}
-		if family == "gpt2" || family == "llama" || family == "mistral" {
+		if strings.HasPrefix(name, "families") || family == "gpt2" || family == "llama" || family == "mistral" {
 			harmless["pad_token_id"] = 3
 		}
 		maps.Copy(harmless, keys.harmless)

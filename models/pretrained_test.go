@@ -350,7 +350,17 @@ func FuzzPretrainedConfig(f *testing.F) {
 		}
 		f.Add(text)
 	}
+	for _, name := range []string{"smollm3", "qwen2", "qwen3-window", "gemma2", "gemma3"} {
+		text, err := os.ReadFile(filepath.Join("testdata", "golden", "families", name, "config.json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
+		if p, err := parsePretrained(text); err == nil && p.build == nil {
+			t.Error("a model that cannot be built was accepted")
+		}
 		if g, err := ParseGPTConfig(text); err == nil && g.Validate() != nil {
 			t.Error("an invalid GPT was accepted")
 		}
