@@ -114,7 +114,7 @@ func TestFamiliesRoundTrip(t *testing.T) {
 	if *python == "" {
 		return
 	}
-	out, err := exec.CommandContext(t.Context(), *python, append([]string{golden("families.py"), "check"}, folders...)...).Output()
+	out, err := exec.CommandContext(t.Context(), *python, append([]string{golden("families.py"), "check"}, folders...)...).CombinedOutput()
 	if err != nil {
 		t.Errorf("what is saved here is something else to Python: %v: %s", err, out)
 	}

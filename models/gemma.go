@@ -3,7 +3,9 @@
 package models
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"math"
 
@@ -86,13 +88,26 @@ func (l *GemmaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor 
 	return []*tensor.Tensor{x.Add(c.Call(l.Norm4, c.Call(l.MLP, c.Call(l.Norm3, x))))}
 }
 
+// decimal is a number that is written with a point: where transformers declares a float, it
+// takes no 30.
+type decimal float64
+
+// MarshalJSON writes 30 as 30.0.
+func (d decimal) MarshalJSON() ([]byte, error) {
+	text, err := json.Marshal(float64(d))
+	if err == nil && !bytes.ContainsAny(text, ".e") {
+		text = append(text, ".0"...)
+	}
+	return text, err
+}
+
 // huggingFaceGemma is the config.json of a Gemma 2 or 3.
 type huggingFaceGemma struct {
 	huggingFaceDecoder
 	Gate        Activation `json:"hidden_activation"`
 	QueryScalar float64    `json:"query_pre_attn_scalar"`
-	ScoreCap    *float64   `json:"attn_logit_softcapping"`
-	LogitCap    *float64   `json:"final_logit_softcapping"`
+	ScoreCap    *decimal   `json:"attn_logit_softcapping"`
+	LogitCap    *decimal   `json:"final_logit_softcapping"`
 }
 
 var (
@@ -127,7 +142,7 @@ func (hf *huggingFaceGemma) gemma(sliding func(layer int) bool) (GemmaConfig, er
 	}
 	g := GemmaConfig{LlamaConfig: sizes, QueryScalar: hf.QueryScalar}
 	if hf.LogitCap != nil {
-		if g.LogitCap = *hf.LogitCap; g.LogitCap <= 0 {
+		if g.LogitCap = float64(*hf.LogitCap); g.LogitCap <= 0 {
 			return GemmaConfig{}, fmt.Errorf("models: config.json wants final_logit_softcapping %v, which must be positive or null", g.LogitCap)
 		}
 	}
@@ -147,7 +162,7 @@ func (g GemmaConfig) huggingFace(class, kind string, epsilon float64) huggingFac
 		hf.Window = &window
 	}
 	if g.LogitCap != 0 {
-		hf.LogitCap = &g.LogitCap
+		hf.LogitCap = (*decimal)(&g.LogitCap)
 	}
 	return hf
 }

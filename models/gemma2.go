@@ -54,7 +54,7 @@ var gemma2Settings = settings{
 // parseGemma2 reads a config.json. What it does not say is what transformers takes.
 func parseGemma2(c *configuration) (Gemma2Config, error) {
 	hf := gemmaDefaults(c, "gemma2")
-	scores, logits := 50.0, 30.0
+	scores, logits := decimal(50), decimal(30)
 	hf.Vocab, hf.Context, hf.ScoreCap, hf.LogitCap = 256000, 8192, &scores, &logits
 	if err := c.decode(gemma2Settings, &hf); err != nil {
 		return Gemma2Config{}, err
@@ -65,7 +65,7 @@ func parseGemma2(c *configuration) (Gemma2Config, error) {
 	}
 	g := Gemma2Config{GemmaConfig: common}
 	if hf.ScoreCap != nil {
-		if g.ScoreCap = *hf.ScoreCap; g.ScoreCap <= 0 {
+		if g.ScoreCap = float64(*hf.ScoreCap); g.ScoreCap <= 0 {
 			return Gemma2Config{}, fmt.Errorf("models: config.json wants attn_logit_softcapping %v, which must be positive or null", g.ScoreCap)
 		}
 	}
@@ -76,7 +76,7 @@ func parseGemma2(c *configuration) (Gemma2Config, error) {
 func (m *Gemma2) HuggingFaceConfig() ([]byte, error) {
 	hf := m.Config.huggingFace("Gemma2ForCausalLM", "gemma2", m.Model.Norm.Eps)
 	if m.Config.ScoreCap != 0 {
-		hf.ScoreCap = &m.Config.ScoreCap
+		hf.ScoreCap = (*decimal)(&m.Config.ScoreCap)
 	}
 	return json.MarshalIndent(hf, "", "  ")
 }
