@@ -38,6 +38,8 @@ type huggingFaceDecoder struct {
 	// Of the Qwens and SmolLM3.
 	UseWindow    bool `json:"use_sliding_window,omitempty"`
 	FirstWindows *int `json:"max_window_layers,omitempty"`
+	// Pad is null: some classes have a padding token of their own, which a small vocabulary lacks.
+	Pad *int `json:"pad_token_id"`
 }
 
 var (
