@@ -97,6 +97,9 @@ func (f *pipeline) normalized(tok AddedToken) string {
 	if !tok.Normalized {
 		return tok.Content
 	}
+	if f.norm != nil {
+		return f.norm(tok.Content)
+	}
 	s := tok.Content
 	if f.marks {
 		s = strings.ReplaceAll(s, " ", mark)
@@ -165,6 +168,9 @@ type wanted struct {
 
 // add adds a content that is not empty.
 func (f *finder) add(token int, content string) {
+	if content == "" { // nothing is left of it by normalization
+		return
+	}
 	w := wanted{content: content, token: token, marks: f.marks && strings.Contains(content, mark)}
 	f.num++
 	// A mark may be a space in the text, as the first or the second character.

@@ -58,6 +58,7 @@ type encoder struct {
 	prev  []int32
 	queue []uint64 // a heap
 	text  []byte   // a text with a space before it
+	parts [][]byte // words
 }
 
 const (
@@ -129,6 +130,10 @@ func appendIDs(dst []int64, ids []uint32) []int64 {
 // word returns the tokens of a word, valid until the next call.
 func (e *encoder) word(word []byte) []uint32 {
 	t := e.t
+	if t.general != nil && t.general.model != nil {
+		e.syms = t.general.model.appendWord(e.syms[:0], word)
+		return e.syms
+	}
 	if t.names != nil {
 		e.syms = t.appendChars(e.syms[:0], word)
 		return e.merge(e.syms)

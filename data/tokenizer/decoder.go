@@ -12,13 +12,14 @@ import (
 // decodeStep is a part of a decoder: it makes other pieces of the pieces that a
 // text consists of, which are its tokens at first.
 type decodeStep struct {
-	kind  decodeKind
-	from  string // replaced by to
-	to    string
-	strip rune // taken off the beginning of each piece, up to n times
-	n     int
-	leads bool // marks of the first piece vanish
-	mark  rune
+	kind   decodeKind
+	from   string // replaced by to
+	to     string
+	strip  rune // taken off the beginning of each piece, up to n times
+	n      int
+	leads  bool // marks of the first piece vanish
+	cleans bool // spaces before punctuation vanish
+	mark   rune
 }
 
 type decodeKind uint8
@@ -30,6 +31,7 @@ const (
 	decodeStrip                // spaces are taken off the beginning
 	decodeMetaspace            // marks become spaces
 	decodeLevel                // characters that stand for bytes become these; one piece remains
+	decodeWords                // a prefix joins a piece to the one before; others have a space before them
 	decodeJoin                 // one piece remains, with spaces between what was there
 )
 
@@ -77,6 +79,9 @@ func (f *pipeline) parseDecoder(d *document) error {
 				return formatErr(field, "only Strip of one character at the beginning is supported")
 			}
 			s = decodeStep{kind: decodeStrip, strip: []rune(c.Content)[0], n: c.Start}
+		case "WordPiece":
+			s = decodeStep{kind: decodeWords, from: c.Prefix, cleans: isTrue(c.Cleanup, true)}
+			growth *= 2
 		case "Metaspace":
 			scheme, err := c.prependScheme(field)
 			if err != nil {
@@ -87,7 +92,7 @@ func (f *pipeline) parseDecoder(d *document) error {
 			}
 			s = decodeStep{kind: decodeMetaspace, mark: []rune(c.Replacement)[0], leads: scheme != "never"}
 		default:
-			return formatErr(field, "%s is not supported: only ByteLevel, ByteFallback, Fuse, Replace, Strip and Metaspace", c.Type)
+			return formatErr(field, "%s is not supported: only ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and WordPiece", c.Type)
 		}
 		f.steps = append(f.steps, s)
 	}
@@ -195,6 +200,18 @@ func (s *decodeStep) apply(pieces [][]byte) [][]byte {
 			}
 			pieces[i] = p
 		}
+	case decodeWords:
+		for i, p := range pieces {
+			if rest, ok := bytes.CutPrefix(p, []byte(s.from)); i > 0 && ok {
+				p = rest
+			} else if i > 0 {
+				p = append([]byte{' '}, p...)
+			}
+			if s.cleans {
+				p = []byte(cleanSpaces.clean(string(p)))
+			}
+			pieces[i] = p
+		}
 	case decodeMetaspace:
 		for i, p := range pieces {
 			space := []byte{' '}
@@ -241,4 +258,20 @@ func fuseBytes(pieces [][]byte) [][]byte {
 	}
 	flush()
 	return out
+}
+
+// spaceCleaner takes away the spaces that the decoder of BERT takes away.
+type spaceCleaner [][2]string
+
+var cleanSpaces = spaceCleaner{
+	{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"}, {" do not", " don't"},
+	{" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+}
+
+// clean makes one replacement after the other.
+func (c spaceCleaner) clean(s string) string {
+	for _, r := range c {
+		s = strings.ReplaceAll(s, r[0], r[1])
+	}
+	return s
 }

@@ -100,6 +100,8 @@ type folder struct {
 	class    string // of the Hugging Face libraries
 	named    bool   // a file names it
 	file     bool   // there is a tokenizer.json
+
+	purposes map[string]string // special tokens by what they are for
 }
 
 // loadFolder reads the tokenizer in a folder as AutoTokenizer does.
@@ -141,7 +143,7 @@ func loadFolder(path string) (*Tokenizer, error) {
 	}
 	t, err := d.tokenizer()
 	if err == nil {
-		t.base = min(int(base), t.Size())
+		t.base, t.special = min(int(base), t.Size()), f.purposes
 	}
 	var format *FormatError
 	if errors.As(err, &format) && format.Path == "" {
@@ -191,7 +193,14 @@ const (
 	classLlama     = "LlamaTokenizer"
 	classCodeLlama = "CodeLlamaTokenizer"
 	classGemma     = "GemmaTokenizer"
+	classQwen2     = "Qwen2Tokenizer"
+	classBERT      = "BertTokenizer"
+	classRoBERTa   = "RobertaTokenizer"
+	classXLMR      = "XLMRobertaTokenizer"
 )
+
+// folderClasses are those that are known.
+var folderClasses = []string{classBackend, classGPT2, classLlama, classCodeLlama, classGemma, classQwen2, classBERT, classRoBERTa, classXLMR}
 
 // backends are names of the first.
 var backends = []string{classBackend, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"}
@@ -203,8 +212,8 @@ var backends = []string{classBackend, "PreTrainedTokenizer", "PythonBackend", "B
 var modelClasses = map[string]string{
 	"gpt2": classGPT2, "gpt_neo": classGPT2, "gptj": classGPT2, "opt": classGPT2, "phi": classGPT2, "starcoder2": classGPT2, "codegen": classGPT2,
 	"gemma": classGemma, "gemma2": classGemma, "gemma3": classGemma, "gemma3_text": classGemma, "code_llama": classCodeLlama,
-	"gpt_neox": "GPTNeoXTokenizer", "olmo": "GPTNeoXTokenizer", "qwen3": "Qwen2Tokenizer", "qwen2": "Qwen2Tokenizer", "bert": "BertTokenizer",
-	"roberta": "RobertaTokenizer", "t5": "T5Tokenizer", "cohere": "CohereTokenizer", "whisper": "WhisperTokenizer",
+	"gpt_neox": "GPTNeoXTokenizer", "olmo": "GPTNeoXTokenizer", "qwen3": classQwen2, "qwen2": classQwen2, "bert": classBERT, "distilbert": classBERT, "electra": classBERT,
+	"roberta": classRoBERTa, "xlm-roberta": classXLMR, "t5": "T5Tokenizer", "cohere": "CohereTokenizer", "whisper": "WhisperTokenizer",
 	"mistral": classBackend, "ministral": classBackend, "mixtral": classBackend, "phi3": classBackend, "phimoe": classBackend, "stablelm": classBackend,
 	"granite": classBackend, "olmo2": classBackend, "olmo3": classBackend, "persimmon": classBackend, "gpt_bigcode": classBackend, "glm": classBackend,
 	"glm4": classBackend, "internlm2": classBackend, "nemotron": classBackend, "jamba": classBackend, "arctic": classBackend,
@@ -229,6 +238,9 @@ func (f *folder) setClass(model *object) error {
 	}
 	f.named = class != ""
 	class, registered := strings.TrimSuffix(class, "Fast"), modelClasses[kind]
+	if class == "DistilBertTokenizer" || class == "ElectraTokenizer" {
+		class = classBERT // other names of it
+	}
 	switch {
 	case class == "":
 		f.class = registered
@@ -255,6 +267,10 @@ func (f *folder) at(name string, err error) error {
 
 // readVocabulary reads GPT-2's two files.
 func (f *folder) readVocabulary() (*document, error) {
+	if _, err := os.Stat(filepath.Join(f.path, wordsFile)); err == nil && (f.class == classBERT || f.class == classBackend && !f.named) {
+		f.class = classBERT
+		return readWords(filepath.Join(f.path, wordsFile))
+	}
 	vocab, merges := filepath.Join(f.path, vocabFile), filepath.Join(f.path, mergesFile)
 	if _, err := os.Stat(vocab); errors.Is(err, os.ErrNotExist) {
 		for _, name := range []string{"tokenizer.model", "tekken.json", "vocab.txt", "spiece.model"} {
@@ -267,7 +283,7 @@ func (f *folder) readVocabulary() (*document, error) {
 	if f.class == classBackend && !f.named {
 		f.class = classGPT2 // no other is made of these files here
 	}
-	if f.class != classGPT2 {
+	if f.class != classGPT2 && f.class != classRoBERTa && f.class != classQwen2 {
 		return nil, f.at(settingsFile, formatErr("tokenizer_class", "a %s of %s and %s is not supported, only a %s; a %s is", f.class, vocabFile, mergesFile, classGPT2, jsonFile))
 	}
 	return readGPT2(vocab, merges)
@@ -308,7 +324,17 @@ func (f *folder) complete(d *document) error {
 	case slices.ContainsFunc(versions, func(name string) bool { return name != jsonFile }):
 		return f.at(settingsFile, formatErr("fast_tokenizer_files", "several versions of %s are not supported", jsonFile))
 	}
-	if f.class != classBackend {
+	f.purposes = make(map[string]string, len(tokens.named))
+	for name, tok := range tokens.named {
+		f.purposes[name] = tok.Content
+	}
+	switch f.class {
+	case classBackend:
+	case classBERT, classRoBERTa, classXLMR, classQwen2:
+		if err := f.rebuildEncoder(d, prefix, tokens); err != nil {
+			return f.at(settingsFile, err)
+		}
+	default:
 		d.rebuild(f.class, prefix, legacy, tokens.named["unk_token"].Content)
 	}
 	return f.add(d, tokens)

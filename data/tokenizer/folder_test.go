@@ -119,7 +119,8 @@ func TestFolders(t *testing.T) {
 // What would change ids and is not known is refused by name.
 func TestFolderRefused(t *testing.T) {
 	for _, c := range []struct{ file, content, want string }{
-		{settingsFile, `{"tokenizer_class": "BertTokenizer"}`, `tokenizer_class: "BertTokenizer" is not supported`},
+		{settingsFile, `{"tokenizer_class": "WhisperTokenizer"}`, `tokenizer_class: "WhisperTokenizer" is not supported`},
+		{settingsFile, `{"tokenizer_class": "BertTokenizer"}`, `a BertTokenizer needs a WordPiece, not a BPE`},
 		{settingsFile, `{"split_special_tokens": true}`, "split_special_tokens"},
 		{settingsFile, `{"auto_map": {"AutoTokenizer": ["a.B", null]}}`, "auto_map"},
 		{settingsFile, `{"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.json"]}`, "fast_tokenizer_files"},
@@ -132,7 +133,7 @@ func TestFolderRefused(t *testing.T) {
 		{specialsFile, `{"pad_token": []}`, "pad_token"},
 		{addedFile, `{"<x>": "one"}`, "<x>: must be a number"},
 		{addedFile, `{"<x>": 900, "<y>": 900}`, "two tokens"},
-		{modelFile, `{"model_type": "bert"}`, `"BertTokenizer" is not supported`},
+		{modelFile, `{"model_type": "bert"}`, `a BertTokenizer needs a WordPiece`},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, jsonFile), families().Families[0].file, 0o600); err != nil {

@@ -21,8 +21,14 @@ var ownTokens = map[string]map[string]string{
 	classGPT2:      {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
 	classLlama:     {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 	classCodeLlama: {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "prefix_token": mark + "<PRE>", "middle_token": mark + "<MID>", "suffix_token": mark + "<SUF>", "eot_token": mark + "<EOT>", "fill_token": "<FILL_ME>"},
+	classQwen2:     {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+	classBERT:      {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
+	classRoBERTa:   robertaTokens,
+	classXLMR:      robertaTokens,
 	classGemma:     {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
 }
+
+var robertaTokens = map[string]string{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
 
 // codeLlamaNames are what the special tokens of Code Llama are for, besides.
 var codeLlamaNames = []string{"prefix_token", "middle_token", "suffix_token", "eot_token", "fill_token"}
@@ -79,8 +85,8 @@ func (f *folder) tokenList(field string, raw json.RawMessage, special bool) ([]A
 // tokens reads the tokens that a folder's files list, file after file in the order
 // in which transformers lets them count.
 func (f *folder) tokens(d *document) (*folderTokens, error) {
-	if ok, known := slices.Contains([]string{classBackend, classGPT2, classLlama, classCodeLlama, classGemma}, f.class), f.file; !ok || !known && f.class != classGPT2 {
-		return nil, f.at(settingsFile, formatErr("tokenizer_class", "%q is not supported: only %s (or PreTrainedTokenizerFast, which takes %s as it is), %s, %s, %s and %s", f.class, classBackend, jsonFile, classGPT2, classLlama, classCodeLlama, classGemma))
+	if ok, known := slices.Contains(folderClasses, f.class), f.file; !ok || !known && !slices.Contains([]string{classGPT2, classBERT, classRoBERTa, classQwen2}, f.class) {
+		return nil, f.at(settingsFile, formatErr("tokenizer_class", "%q is not supported: only %s (or PreTrainedTokenizerFast, which takes %s as it is) and %s", f.class, classBackend, jsonFile, strings.Join(folderClasses[1:], ", ")))
 	}
 	r := &tokenReader{
 		folder: f, listed: make(map[string]bool), values: make(map[string]json.RawMessage), inMap: make(map[string]bool),

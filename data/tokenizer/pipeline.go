@@ -30,13 +30,17 @@ type pipeline struct {
 	unkToken     string
 	before       []int64 // put around a text by EncodeInput
 	after        []int64
-	marks        bool         // the normalizer makes spaces marks: added tokens that are normalized see it
-	strip        bool         // decoding takes off one space
-	spellsBytes  bool         // decoding makes bytes of tokens such as <0x41>
-	steps        []decodeStep // nil if decoding is the concatenation of what tokens stand for
+	single       []templateItem      // what a model sees of a text
+	pair         []templateItem      // and of two, nil if there is no template for them
+	norm         func(string) string // what a general pipeline's normalizers do
+	marks        bool                // the normalizer makes spaces marks: added tokens that are normalized see it
+	strip        bool                // decoding takes off one space
+	spellsBytes  bool                // decoding makes bytes of tokens such as <0x41>
+	steps        []decodeStep        // nil if decoding is the concatenation of what tokens stand for
 
 	// As the file has them, for Write. All nil in a tokenizer that was trained.
 	normalizer, preTokenizer, postProcessor, decoder json.RawMessage
+	model, padding                                   json.RawMessage
 }
 
 // describe identifies the pipeline.
@@ -62,6 +66,18 @@ type component struct {
 	Stop     int      `json:"stop"`
 	Prepend  string   `json:"prepend"` // Prepend
 
+	StripLeft     *bool  `json:"strip_left"` // Strip of a normalizer
+	StripRight    *bool  `json:"strip_right"`
+	CharsMap      string `json:"precompiled_charsmap"` // Precompiled
+	CleanText     *bool  `json:"clean_text"`           // BertNormalizer
+	HandleChinese *bool  `json:"handle_chinese_chars"`
+	StripAccents  *bool  `json:"strip_accents"`
+	Lowercase     *bool  `json:"lowercase"`
+
+	Delimiter string `json:"delimiter"` // CharDelimiterSplit
+	Prefix    string `json:"prefix"`    // WordPiece of a decoder
+	Cleanup   *bool  `json:"cleanup"`
+
 	AddPrefixSpace *bool `json:"add_prefix_space"` // ByteLevel; Metaspace of old
 	UseRegex       *bool `json:"use_regex"`
 
@@ -71,7 +87,11 @@ type component struct {
 	PrependScheme *string `json:"prepend_scheme"`
 	Split         *bool   `json:"split"`
 
+	Cls *namedToken `json:"cls"` // BertProcessing, RobertaProcessing
+	Sep *namedToken `json:"sep"`
+
 	Single        []templatePiece `json:"single"` // TemplateProcessing
+	Pair          []templatePiece `json:"pair"`
 	SpecialTokens map[string]struct {
 		IDs []int64 `json:"ids"`
 	} `json:"special_tokens"`
@@ -83,12 +103,25 @@ type pattern struct {
 }
 
 type templatePiece struct {
-	SpecialToken *struct {
-		ID string `json:"id"`
-	} `json:"SpecialToken"`
-	Sequence *struct {
-		ID string `json:"id"`
-	} `json:"Sequence"`
+	SpecialToken *templateID `json:"SpecialToken"`
+	Sequence     *templateID `json:"Sequence"`
+}
+
+type templateID struct {
+	ID     string `json:"id"`
+	TypeID int64  `json:"type_id"`
+}
+
+// namedToken is a token with its id, as a list of both.
+type namedToken struct {
+	Name string
+	ID   int64
+}
+
+func (n *namedToken) UnmarshalJSON(b []byte) error {
+	pair := []any{&n.Name, &n.ID}
+	n.ID = -1
+	return json.Unmarshal(b, &pair)
 }
 
 // parse reads a component; of a Sequence, what it consists of.
@@ -125,7 +158,7 @@ func isTrue(b *bool, otherwise bool) bool {
 
 // parsePipeline reads all that is not the model and the added tokens.
 func parsePipeline(d *document) (pipeline, error) {
-	f := pipeline{normalizer: d.Normalizer, preTokenizer: d.PreTokenizer, postProcessor: d.PostProcessor, decoder: d.Decoder}
+	f := pipeline{normalizer: d.Normalizer, preTokenizer: d.PreTokenizer, postProcessor: d.PostProcessor, decoder: d.Decoder, padding: d.Padding}
 	for _, parse := range []func(*document) error{f.parseNormalizer, f.parsePreTokenizer, f.parsePostProcessor, f.parseDecoder} {
 		if err := parse(d); err != nil {
 			return pipeline{}, err

@@ -29,6 +29,9 @@ func (t *Tokenizer) NewStream() *Stream { return &Stream{t: t} }
 // come could change it. It returns dst and the number of bytes encoded: the
 // next call begins with the rest.
 func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int64, int) {
+	if s.t.general != nil {
+		return s.appendGeneral(dst, text, limit, final)
+	}
 	e := s.t.encoders.Get().(*encoder)
 	defer s.t.encoders.Put(e)
 	a := &s.t.added
@@ -194,6 +197,9 @@ func (t *Tokenizer) leadEnd(e *encoder, text []byte, closed bool) int {
 // there is no such place, and always for a tokenizer that does not part its
 // text into words.
 func (t *Tokenizer) Cut(text []byte) int {
+	if t.general != nil {
+		return t.general.lastCut(text)
+	}
 	if !t.canCut {
 		return 0
 	}

@@ -41,8 +41,10 @@
 package tokenizer
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -74,7 +76,9 @@ type Tokenizer struct {
 	merges   []merge           // by rank
 	table    pairTable
 	pipeline pipeline
+	general  *general // nil if the pipeline is one of this package's own
 	added    addedTokens
+	special  map[string]string // of a folder: special tokens by what they are for
 	kinds    *kindTable
 	base     int // Base, 0 if that is Size
 	maxLen   int // of a token, in bytes
@@ -203,6 +207,15 @@ func (t *Tokenizer) digest() string {
 	}
 	for _, m := range t.merges {
 		fmt.Fprintf(h, "%d %d ", m.left, m.right)
+	}
+	if t.general != nil {
+		for _, raw := range []json.RawMessage{t.pipeline.normalizer, t.pipeline.preTokenizer, t.pipeline.model} {
+			var plain bytes.Buffer
+			if raw != nil && json.Compact(&plain, raw) != nil {
+				plain.Reset() // what was read is JSON
+			}
+			fmt.Fprintf(h, "%s ", plain.Bytes())
+		}
 	}
 	// A tokenizer of our own kind is its tokens and merges.
 	if t.pipeline.split != SplitCode || len(t.added.list) > 0 {

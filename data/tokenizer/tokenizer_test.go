@@ -372,7 +372,11 @@ func TestReadRefuses(t *testing.T) {
 		field  string // of the error
 		damage func(object)
 	}{
-		{"model.type", func(d object) { model(d)["type"] = "WordPiece" }},
+		{"model.type", func(d object) { model(d)["type"] = "Other" }},
+		{"pre_tokenizer", func(d object) { model(d)["type"] = "WordPiece" }}, // after ByteLevel
+		{"model.unk_token", func(d object) { model(d)["type"] = "WordPiece"; d["pre_tokenizer"] = nil }},
+		{"model", func(d object) { model(d)["type"] = "Unigram"; model(d)["vocab"] = []any{}; d["pre_tokenizer"] = nil }},
+		{"model.vocab[0]", func(d object) { model(d)["type"] = "Unigram"; model(d)["vocab"] = []any{"a"} }},
 		{"model.dropout", func(d object) { model(d)["dropout"] = 0.1 }},
 		{"model.continuing_subword_prefix", func(d object) { model(d)["continuing_subword_prefix"] = "##" }},
 		{"model.end_of_word_suffix", func(d object) { model(d)["end_of_word_suffix"] = "</w>" }},
@@ -387,19 +391,19 @@ func TestReadRefuses(t *testing.T) {
 		{"model.merges[1]", func(d object) { model(d)["merges"].([]any)[1] = 7 }},
 		{"model.merges[2]", func(d object) { model(d)["merges"].([]any)[2] = "世 b" }},
 		{"model.merges[3]", func(d object) { model(d)["merges"].([]any)[3] = []any{"Z", "Z"} }},
-		{"normalizer", func(d object) { d["normalizer"] = object{"type": "NFC"} }},
+		{"normalizer", func(d object) { d["normalizer"] = object{"type": "ByteLevel"} }},
 		{"post_processor", func(d object) { d["post_processor"] = object{"type": "TemplateProcessing"} }},
 		{"added_tokens[0]", func(d object) { d["added_tokens"] = []any{object{"id": 5, "content": "<s>"}} }},
 		{"added_tokens[0]", func(d object) { d["added_tokens"] = []any{object{"id": trained().Size(), "content": ""}} }},
 		{"added_tokens[1]", func(d object) {
 			d["added_tokens"] = []any{object{"id": trained().Size(), "content": "x y"}, object{"id": trained().Size() + 1, "content": "x y"}}
 		}},
-		{"pre_tokenizer", func(d object) { d["pre_tokenizer"] = object{"type": "Digits"} }},
-		{"pre_tokenizer", func(d object) { d["pre_tokenizer"] = pre(d, 0) }},
-		{"pre_tokenizer.pretokenizers[0].pattern", func(d object) { pre(d, 0)["pattern"] = object{"Regex": "x"} }},
-		{"pre_tokenizer.pretokenizers[0]", func(d object) { pre(d, 0)["behavior"] = "Removed" }},
-		{"pre_tokenizer.pretokenizers[1]", func(d object) { pre(d, 1)["use_regex"] = true }},
-		{"pre_tokenizer.pretokenizers[1]", func(d object) { pre(d, 1)["add_prefix_space"] = true }},
+		{"pre_tokenizer", func(d object) { d["pre_tokenizer"] = object{"type": "UnicodeScripts"} }},
+		{"pre_tokenizer.pattern", func(d object) { pre(d, 0)["pattern"] = object{"Regex": "x(?=y)"} }},
+		{"pre_tokenizer.pattern", func(d object) { pre(d, 0)["pattern"] = object{"Regex": "(x+)+"} }},
+		{"pre_tokenizer.pattern", func(d object) { pre(d, 0)["pattern"] = object{"Regex": `\bx`} }},
+		{"pre_tokenizer", func(d object) { pre(d, 0)["behavior"] = "Other" }},
+		{"pre_tokenizer", func(d object) { pre(d, 0)["type"] = "ByteLevel" }},
 	} {
 		var doc object
 		if err := json.Unmarshal(b.Bytes(), &doc); err != nil {

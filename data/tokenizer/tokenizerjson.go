@@ -63,6 +63,50 @@ type model struct {
 	IgnoreMerges bool             `json:"ignore_merges"`
 	Vocab        map[string]int64 `json:"vocab"`
 	Merges       mergeNames       `json:"merges"`
+
+	MaxChars *int64 `json:"max_input_chars_per_word,omitempty"` // of a WordPiece
+	UnkID    *int64 `json:"unk_id,omitempty"`                   // of a Unigram
+
+	scores []scored        // the vocabulary of a Unigram
+	raw    json.RawMessage // as the file has it, if it is no BPE
+}
+
+// UnmarshalJSON reads a model. The vocabulary of a Unigram is a list of tokens
+// with scores.
+func (m *model) UnmarshalJSON(b []byte) error {
+	type plain model
+	var head struct {
+		Type  string          `json:"type"`
+		Vocab json.RawMessage `json:"vocab"`
+	}
+	if err := json.Unmarshal(b, &head); err != nil {
+		return err
+	}
+	if head.Type != "Unigram" {
+		err := json.Unmarshal(b, (*plain)(m))
+		if head.Type != "BPE" {
+			m.raw = bytes.Clone(b)
+		}
+		return err
+	}
+	var fields struct {
+		Vocab        []json.RawMessage `json:"vocab"`
+		UnkID        *int64            `json:"unk_id"`
+		ByteFallback bool              `json:"byte_fallback"`
+	}
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return formatErr("model", "%v", err)
+	}
+	*m = model{Type: head.Type, UnkID: fields.UnkID, ByteFallback: fields.ByteFallback, raw: bytes.Clone(b), Vocab: make(map[string]int64, len(fields.Vocab))}
+	for i, raw := range fields.Vocab {
+		var s scored
+		if pair := [2]any{&s.name, &s.score}; json.Unmarshal(raw, &pair) != nil || bytes.Count(raw, []byte{','}) == 0 {
+			return formatErr(fmt.Sprintf("model.vocab[%d]", i), "must be a token and its score")
+		}
+		m.Vocab[s.name] = int64(i)
+		m.scores = append(m.scores, s)
+	}
+	return nil
 }
 
 // mergeNames are merges by the names of their tokens. Files have them as "a b"
@@ -143,8 +187,11 @@ func (t *Tokenizer) Write(w io.Writer) error {
 	if f.unkToken != "" {
 		doc.Model.UnkToken = &f.unkToken
 	}
-	if f.preTokenizer == nil && !f.chars {
+	if f.preTokenizer == nil && !f.chars && t.general == nil {
 		doc.PreTokenizer, doc.Decoder = f.split.sections()
+	}
+	if f.model != nil {
+		t = &Tokenizer{unk: none} // its vocabulary is in the model
 	}
 	spelled := make(map[uint32]string) // tokens over bytes that are called by what they are
 	for _, a := range t.added.list {
@@ -170,7 +217,14 @@ func (t *Tokenizer) Write(w io.Writer) error {
 	for _, m := range t.merges {
 		doc.Model.Merges.pairs = append(doc.Model.Merges.pairs, [2]string{name(m.left), name(m.right)})
 	}
-	b, err := marshal(doc, " ")
+	var written any = doc
+	if f.model != nil {
+		written = struct {
+			document
+			Model json.RawMessage `json:"model"`
+		}{doc, f.model}
+	}
+	b, err := marshal(written, " ")
 	if err != nil {
 		return err
 	}
@@ -239,6 +293,9 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
+	if d.wants() {
+		return d.generalTokenizer()
+	}
 	f, err := parsePipeline(d)
 	if err != nil {
 		return nil, err
@@ -255,43 +312,58 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 	if f.chars {
 		t, err = newCharTokenizer(names, merges, f)
 	} else {
-		var tokens [][]byte
-		if tokens, err = d.byteTokens(names); err != nil {
-			return nil, err
-		}
-		t, err = newTokenizer(tokens, merges, f)
-		if err == nil && f.byteFallback && slices.Contains(t.byteID[:], none) {
-			return nil, formatErr("model.byte_fallback", "must be false for a vocabulary over bytes that has not all of them")
-		}
-		if err == nil && f.unkToken != "" {
-			id, ok := d.Model.Vocab[f.unkToken]
-			if !ok {
-				return nil, formatErr("model.unk_token", "%q is not in the vocabulary", f.unkToken)
-			}
-			t.unk = uint32(id)
-			t.tokens[id] = f.textOf(f.unkToken)
-			t.maxLen = max(t.maxLen, len(f.unkToken))
-		}
+		t, err = d.byteTokenizer(names, merges, f)
 	}
 	if err != nil {
-		return nil, formatErr("model", "%s", strings.TrimPrefix(err.Error(), "tokenizer: "))
+		return nil, asFormat("model", err)
 	}
 	if err := t.setAdded(d.AddedTokens, d.Model.Vocab); err != nil {
 		return nil, err
 	}
-	for _, id := range slices.Concat(f.before, f.after) {
-		if t.Token(id) == nil {
-			return nil, formatErr("post_processor", "id %d has no token", id)
+	return t, t.checkAround()
+}
+
+// byteTokenizer makes the tokenizer of a vocabulary over bytes.
+func (d *document) byteTokenizer(names []string, merges []merge, f pipeline) (*Tokenizer, error) {
+	tokens, err := d.byteTokens(names)
+	if err != nil {
+		return nil, err
+	}
+	t, err := newTokenizer(tokens, merges, f)
+	switch {
+	case err != nil:
+		return nil, asFormat("model", err)
+	case f.byteFallback && slices.Contains(t.byteID[:], none):
+		return nil, formatErr("model.byte_fallback", "must be false for a vocabulary over bytes that has not all of them")
+	case f.unkToken != "":
+		id, ok := d.Model.Vocab[f.unkToken]
+		if !ok {
+			return nil, formatErr("model.unk_token", "%q is not in the vocabulary", f.unkToken)
 		}
+		t.unk = uint32(id)
+		t.tokens[id] = f.textOf(f.unkToken)
+		t.maxLen = max(t.maxLen, len(f.unkToken))
 	}
 	return t, nil
 }
 
+// asFormat makes a *FormatError of any error.
+func asFormat(field string, err error) error {
+	if _, ok := err.(*FormatError); ok {
+		return err
+	}
+	return formatErr(field, "%s", strings.TrimPrefix(err.Error(), "tokenizer: "))
+}
+
 // check refuses what would change the tokens and is in no part that is read.
 func (d *document) check() error {
+	switch d.Model.Type {
+	case "WordPiece", "Unigram", "WordLevel":
+		return nil
+	}
 	switch {
 	case d.Model.Type != "BPE":
-		return formatErr("model.type", "is %q, only \"BPE\" is supported", d.Model.Type)
+		return formatErr("model.type", "is %q, only BPE, WordPiece, Unigram and WordLevel are supported", d.Model.Type)
 	case d.Model.Dropout != nil && *d.Model.Dropout != 0:
 		return formatErr("model.dropout", "must be null")
 	case d.Model.Prefix != nil && *d.Model.Prefix != "":

@@ -58,6 +58,8 @@ var (
 		// Compressed files and Parquet.
 		"data/records": {"github.com/klauspost/compress", "github.com/parquet-go/parquet-go"},
 		"examples":     {},
+		// Unicode's normal forms, which tokenizers ask for.
+		"data/tokenizer": {"golang.org/x/text"},
 		// Calls of C libraries, which only a build with a tag has.
 		"internal/dlopen": {"github.com/ebitengine/purego"},
 	}
