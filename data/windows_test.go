@@ -138,7 +138,7 @@ func TestWindowsRefuse(t *testing.T) {
 
 func TestCollateTokens(t *testing.T) {
 	b, err := CollateTokens([]TokenWindow{{Tokens: []int64{1, 2, 3}, Bytes: 5}, {Tokens: []int64{4, 5, 6}, Bytes: 7}})
-	want := TokenBatch{Rows: 2, Length: 2, Inputs: []int64{1, 2, 4, 5}, Targets: []int64{2, 3, 5, 6}, Bytes: 12}
+	want := TokenBatch{Rows: 2, Length: 2, Inputs: []int64{1, 2, 4, 5}, Targets: []int64{2, 3, 5, 6}, Bytes: 12, Counted: 4}
 	if err != nil || !reflect.DeepEqual(b, want) {
 		t.Errorf("%+v, %v, want %+v", b, err, want)
 	}

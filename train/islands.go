@@ -113,7 +113,11 @@ func (c IslandConfig) checkIslandSteps(task string, steps int) error {
 // 1/islands of the samples that those of all ranks together have, and what it learns from them is
 // averaged only after many steps. With the whole rate, this noise costs more than the exchanges bring:
 // of 0.3, 0.4, 0.5, 0.6 and 0.8 of it on two islands, 0.3 and 0.4 were the best (docs/data-parallel.md).
-func islandRate(rate float64, islands int) float64 { return 0.8 * rate / float64(islands) }
+// It is rounded to six digits, as people read it.
+func islandRate(rate float64, islands int) float64 {
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(0.8*rate/float64(islands), 'g', 6, 64), 64)
+	return rounded
+}
 
 // dataSeed is the seed of the order of the samples: each island has its own.
 func (c SharedConfig) dataSeed() int64 { return c.Seed + int64(c.Island)*1_000_003 }

@@ -22,7 +22,7 @@ func (s *Settings) Adopt(saved any, from string) (conflicts []string) {
 	old := New(saved)
 	for i, f := range s.fields {
 		was := old.fields[i].value
-		same := reflect.DeepEqual(f.Value(), was.Interface())
+		same := equal(f.value, was)
 		switch {
 		case f.run == here:
 		case f.From == Default, same && f.From != Flag:
@@ -33,4 +33,12 @@ func (s *Settings) Adopt(saved any, from string) (conflicts []string) {
 		}
 	}
 	return conflicts
+}
+
+// equal says whether two values of a setting are the same: a list that is empty is none.
+func equal(a, b reflect.Value) bool {
+	if a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0 {
+		return true
+	}
+	return reflect.DeepEqual(a.Interface(), b.Interface())
 }

@@ -201,6 +201,20 @@ func TestStructsThatAreNoSettings(t *testing.T) {
 }
 
 // TestAdoptNothing: a setting that the checkpoint's run had not is named as such.
+// TestAdoptEmptyLists: a list that a file says is empty is that of a checkpoint that has none.
+func TestAdoptEmptyLists(t *testing.T) {
+	type lists struct {
+		Mix []string `json:"mix" run:"fixed" usage:"which"`
+	}
+	for _, saved := range [][]string{nil, {}, {"a"}} {
+		s := New(&lists{Mix: []string{}})
+		s.SetGiven(map[string]string{"mix": "x.toml:1"})
+		if got := s.Adopt(&lists{Mix: saved}, "x"); (len(got) > 0) != (len(saved) > 0) {
+			t.Errorf("%#v: conflicts %q", saved, got)
+		}
+	}
+}
+
 func TestAdoptNothing(t *testing.T) {
 	type only struct {
 		From string `json:"from" run:"fixed" usage:"where it begins"`
