@@ -64,6 +64,9 @@ func TestSettingsValues(t *testing.T) {
 					t.Fatal(err)
 				}
 				err := validate()
+				if err != nil && strings.Contains(err.Error(), "is for records") { // the value is known
+					err = nil
+				}
 				if known := value != "nonsense"; known != (err == nil) || !known && !strings.Contains(err.Error(), "--"+declared.Name+` is "nonsense", want `) {
 					t.Errorf("train %s --%s %s: %v", task, declared.Name, value, err)
 				}

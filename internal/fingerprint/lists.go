@@ -21,7 +21,6 @@ type Pin struct {
 
 var (
 	pinned   = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([A-Za-z0-9][A-Za-z0-9._+!-]*)\s*(.*)$`)
-	byBuild  = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9._-]*)=([A-Za-z0-9._+!-]+)=([A-Za-z0-9._-]+)$`)
 	condaURL = regexp.MustCompile(`^(?:https?|file)://[^\s#]+/([A-Za-z0-9_.-]+)-([A-Za-z0-9._+!]+)-([A-Za-z0-9_.]+)\.(?:conda|tar\.bz2)(?:#\S+)?$`)
 )
 

@@ -194,7 +194,7 @@ type (
 		line  int
 	}
 	// bodyExpr is what a block contains, where a filter is put on it.
-	bodyExpr struct{ text string }
+	bodyExpr struct{}
 )
 
 func (e *constExpr) eval(x *exec) any { x.step(); return e.value }
