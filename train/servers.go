@@ -65,8 +65,7 @@ func (c ServerConfig) looksAhead() bool {
 	return c.hasServers() && (sees.Mode == ps.ModeAsynchronous || sees.Bound > 0)
 }
 
-// validateConsistency reports what is wrong with what a pull sees. ranks are 0 if nobody knows
-// how many there are.
+// validateConsistency reports what is wrong with what a pull sees.
 func (c ServerConfig) validateConsistency() error {
 	if c.Sees == "" {
 		return nil

@@ -150,15 +150,11 @@ func (c *creation) packages(cmd *cobra.Command, f *fingerprint.Fingerprint) erro
 	if err != nil {
 		return usageError{err}
 	}
-	dir, err := os.MkdirTemp("", "cohort-env-")
+	requirements, remove, err := temporaryList(lines)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	requirements := filepath.Join(dir, "requirements.txt")
-	if err := os.WriteFile(requirements, []byte(lines), 0o600); err != nil {
-		return err
-	}
+	defer remove()
 	steps, err := f.Recreate(c.tool, c.prefix, python, requirements)
 	if err != nil {
 		return usageError{err}
@@ -222,17 +218,28 @@ func (c *creation) program(cmd *cobra.Command, f *fingerprint.Fingerprint) error
 	return tellDifferences(cmd, all, false, path+" is the program of the file")
 }
 
+// temporaryList writes a list of pip to a file of its own, until remove is called.
+func temporaryList(lines string) (path string, remove func(), err error) {
+	dir, err := os.MkdirTemp("", "cohort-env-")
+	if err != nil {
+		return "", nil, err
+	}
+	remove = func() { os.RemoveAll(dir) }
+	path = filepath.Join(dir, "requirements.txt")
+	if err := os.WriteFile(path, []byte(lines), 0o600); err != nil {
+		remove()
+		return "", nil, err
+	}
+	return path, remove, nil
+}
+
 // converted makes an environment of a list of pip that this command has made.
 func (c *creation) converted(cmd *cobra.Command, lines string) error {
-	dir, err := os.MkdirTemp("", "cohort-env-")
+	requirements, remove, err := temporaryList(lines)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	requirements := filepath.Join(dir, "requirements.txt")
-	if err := os.WriteFile(requirements, []byte(lines), 0o600); err != nil {
-		return err
-	}
+	defer remove()
 	return c.list(cmd, requirements, lines)
 }
 

@@ -46,8 +46,7 @@ the ranks. Checkpoints have the tables as those of a run without servers, and ar
 same, so a run may go on with other servers or without. A server that is killed comes
 back with its rows. With --staleness the rows of a step are pulled during the step
 before, and may lack that many steps. With --ps-consistency asynchronous no rank waits
-for another's pushes, and with asynchronous,batch:K:mean servers apply the mean of the
-pushes of K ranks as one update.`,
+for another's pushes.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
   cohort train rec --ps 2

@@ -49,19 +49,11 @@ type blocks struct {
 
 // openBlocks returns the copy of a file: that of the cache, or else a new one of what text reads.
 func openBlocks(ctx context.Context, path, kind string, c *cache, text func(f *os.File) (io.ReadCloser, error)) (*blocks, error) {
-	f, err := os.Open(path)
+	f, k, err := openKeyed(path, kind)
 	if err != nil {
-		return nil, unreadable(path, err)
+		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, unreadable(path, err)
-	}
-	k, err := keyOf(path, kind, info)
-	if err != nil {
-		return nil, unreadable(path, err)
-	}
 	at := filepath.Join(c.dir, k.at(blocksEnding))
 	if b := readBlocks(at, k); b != nil {
 		return b, nil

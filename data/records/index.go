@@ -64,6 +64,24 @@ func (k key) at(ending string) string {
 // where the last one ends.
 type framing func(r *frameReader, emit func(place int64) error) (end int64, err error)
 
+// openKeyed opens a file, and says by what its index or its copy is known.
+func openKeyed(path, kind string) (*os.File, key, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, key{}, unreadable(path, err)
+	}
+	info, err := f.Stat()
+	var k key
+	if err == nil {
+		k, err = keyOf(path, kind, info)
+	}
+	if err != nil {
+		f.Close()
+		return nil, key{}, unreadable(path, err)
+	}
+	return f, k, nil
+}
+
 // openIndex returns the index of a file: that of the cache, or else a new one.
 func openIndex(ctx context.Context, path, kind string, find framing, c *cache) (*index, error) {
 	return openIndexOf(ctx, path, kind, find, c, func(f *os.File) io.Reader { return f })
@@ -71,19 +89,11 @@ func openIndex(ctx context.Context, path, kind string, find framing, c *cache) (
 
 // openIndexOf is openIndex of the text that a file has.
 func openIndexOf(ctx context.Context, path, kind string, find framing, c *cache, text func(f *os.File) io.Reader) (*index, error) {
-	f, err := os.Open(path)
+	f, k, err := openKeyed(path, kind)
 	if err != nil {
-		return nil, unreadable(path, err)
+		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, unreadable(path, err)
-	}
-	k, err := keyOf(path, kind, info)
-	if err != nil {
-		return nil, unreadable(path, err)
-	}
 	if k.size <= smallFile {
 		x := &index{}
 		end, err := x.build(ctx, path, text(f), find, func(place int64) error { x.places = append(x.places, place); return nil })

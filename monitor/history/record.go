@@ -28,10 +28,13 @@ func (s Seconds) Time() time.Time { return time.UnixMilli(int64(math.Round(float
 // Number is a number that may be missing: NaN and the infinities are null in a file.
 type Number float64
 
+// IsFinite says whether the number is there.
+func (n Number) IsFinite() bool { return n-n == 0 }
+
 // MarshalJSON writes the number, or null.
 func (n Number) MarshalJSON() ([]byte, error) {
-	if f := float64(n); !math.IsNaN(f) && !math.IsInf(f, 0) {
-		return json.Marshal(f)
+	if n.IsFinite() {
+		return json.Marshal(float64(n))
 	}
 	return []byte("null"), nil
 }

@@ -129,7 +129,7 @@ func (w *Writer) Step(s Step) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s.Steps = 1
-	if s.NonFinite = 0; s.Loss-s.Loss != 0 { // NaN, or infinite
+	if s.NonFinite = 0; !s.Loss.IsFinite() {
 		s.NonFinite = 1
 	}
 	if w.open != nil {

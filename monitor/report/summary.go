@@ -116,17 +116,15 @@ func validation(evaluations []history.Evaluation) *Validation {
 			v = &Validation{Best: history.Number(math.NaN())}
 		}
 		v.Metric, v.Step = m, e.Step
-		if !isFinite(m.Value) {
+		if !m.Value.IsFinite() {
 			continue
 		}
-		if !isFinite(v.Best) || m.Higher && m.Value > v.Best || !m.Higher && m.Value < v.Best {
+		if !v.Best.IsFinite() || m.Higher && m.Value > v.Best || !m.Higher && m.Value < v.Best {
 			v.Best, v.BestStep = m.Value, e.Step
 		}
 	}
 	return v
 }
-
-func isFinite(n history.Number) bool { return n-n == 0 }
 
 // timeOf divides the time of a run.
 func timeOf(h *history.History) Time {
@@ -200,7 +198,7 @@ func (s *Summary) doubts() []string {
 	if s.NonFinite > 0 {
 		doubt("%d of %d steps were not finite: lower the learning rate, or clip the gradients", s.NonFinite, s.Done)
 	}
-	if v := s.Validation; v != nil && isFinite(v.Value) && isFinite(v.Best) && v.Step > v.BestStep {
+	if v := s.Validation; v != nil && v.Value.IsFinite() && v.Best.IsFinite() && v.Step > v.BestStep {
 		if worse := math.Abs(float64(v.Value - v.Best)); worse > worseBy*math.Abs(float64(v.Best)) && s.LastLoss < s.FirstLoss {
 			doubt("%s on what was not trained on was best after step %d (%s) and is %s after step %d, while the loss falls: the model overfits; take the best checkpoint, more data, or fewer steps",
 				v.Name, v.BestStep, number(v.Best), number(v.Value), v.Step)
@@ -221,7 +219,7 @@ func (s *Summary) doubts() []string {
 
 // number is a number for people.
 func number(n history.Number) string {
-	if !isFinite(n) {
+	if !n.IsFinite() {
 		return "not finite"
 	}
 	return fmt.Sprintf("%.4g", float64(n))

@@ -51,7 +51,7 @@ func text(b *strings.Builder, r Run) {
 	if v := s.Validation; v != nil {
 		line("validation", "%s %s %s after step %d; best %s after step %d", v.Name, number(v.Value), v.Unit, v.Step, number(v.Best), v.BestStep)
 	}
-	if isFinite(s.StepMS) {
+	if s.StepMS.IsFinite() {
 		speed := fmt.Sprintf("%s ms a step", number(s.StepMS))
 		if s.Unit != "" {
 			speed += fmt.Sprintf(", %s %s/s", number(s.PerSecond), s.Unit)
