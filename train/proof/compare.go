@@ -310,8 +310,8 @@ func (c *comparison) step() {
 	}
 	for _, p := range c.both(Optimizer, c.run.After.Optimizer, c.again.After.Optimizer) {
 		_, param, _ := strings.Cut(p.name, ".")
-		// A second moment has squares of gradients.
-		c.tensor(Optimizer, p, p.was.Norm()*(c.Tolerance+2*slack[param]))
+		// A second moment has squares of gradients: what is apart by d has squares apart by 2d.
+		c.tensor(Optimizer, p, p.was.Norm()*2*(c.Tolerance+slack[param]))
 	}
 	for _, p := range c.both(Weights, c.run.After.Weights, c.again.After.Weights) {
 		update := c.run.Before.Weights[p.name].apart(p.was)
