@@ -35,6 +35,12 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 	if len(c.LoRATargets) == 0 {
 		c.LoRATargets = nil // an empty list in a file means the same
 	}
+	if len(c.Mix) == 0 {
+		c.Mix = nil
+	}
+	if len(c.Columns) == 0 {
+		c.Columns = nil
+	}
 	if given["eval-tokens"] == "" {
 		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
 	}

@@ -46,7 +46,9 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	var sum scored
 	var texts []*data.Text
 	var name string
-	if data.IsShards(o.Data) {
+	if of := recordsOf(o, run); of != nil {
+		name, err = sum.addRecords(ctx, at, m, tok, o, *of)
+	} else if data.IsShards(o.Data) {
 		name, err = sum.addShards(ctx, m, tok, at.path, o)
 	} else {
 		var training *data.Text
@@ -202,7 +204,7 @@ func (s *scored) add(ctx context.Context, m models.CausalLM, tok *tokenizer.Toke
 }
 
 // addWindows scores windows, so many at once.
-func (s *scored) addWindows(ctx context.Context, m models.CausalLM, windows *data.Validation, rows int) error {
+func (s *scored) addWindows(ctx context.Context, m models.CausalLM, windows heldOut, rows int) error {
 	for batch := range windows.Batches(0, 1, rows) {
 		if err := context.Cause(ctx); err != nil {
 			return err

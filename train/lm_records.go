@@ -9,13 +9,16 @@ import (
 
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/chat"
 	"github.com/cohort-ml/cohort/data/records"
 	"github.com/cohort-ml/cohort/data/sequences"
+	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/models"
 )
 
 // RecordConfig has the settings of [LMConfig] for data that is records.
@@ -35,6 +38,9 @@ const (
 
 // recordContext is how many tokens a sequence of records has where nobody says.
 const recordContext = 1024
+
+// someTokens is of what rows have a multiple where they need not be alike.
+const someTokens = 16
 
 // heldOut is what a language model is evaluated on.
 type heldOut interface {
@@ -78,14 +84,80 @@ func (c LMConfig) validateRecords() error {
 	return nil
 }
 
+// recordOptions are the sources of a run, and how sequences are made of them.
+func (c LMConfig) recordOptions() (from []sequences.Source, o sequences.Options, err error) {
+	from = []sequences.Source{{Path: c.Data, Weight: 1}}
+	if len(c.Mix) > 0 {
+		if from, err = sequences.ParseMix(c.Mix); err != nil {
+			return nil, o, err
+		}
+	}
+	o = sequences.Options{Context: c.Context, Pack: c.Pack, All: c.Loss == lossAll, Skip: c.OnError == data.SkipSample.String()}
+	o.Columns, err = sequences.ParseColumns(c.Columns)
+	return from, o, err
+}
+
+// know sets the tokenizer of sequences.
+func know(o *sequences.Options, tok *tokenizer.Tokenizer) {
+	o.Tokenizer, o.EndOfText = tok, -1
+	if id, ok := tok.EndOfText(); ok {
+		o.EndOfText = id
+	}
+}
+
+// recordsOf returns the settings for the records that are evaluated on, nil if these are no records.
+// run is that of the model; nil for none.
+func recordsOf(o EvalOptions, run *LMConfig) *LMConfig {
+	c := LMConfig{}
+	if run != nil {
+		c.RecordConfig = run.RecordConfig
+	}
+	c.Data = o.Data
+	if o.Data != "" {
+		c.Mix = nil
+	}
+	c.Context, c.Pack = o.Context, false
+	if !c.areRecords() {
+		return nil
+	}
+	return &c
+}
+
+// addRecords scores the records that training holds out, and says what they are.
+func (s *scored) addRecords(ctx context.Context, at place, m models.CausalLM, tok *tokenizer.Tokenizer, o EvalOptions, c LMConfig) (name string, err error) {
+	if o.All {
+		return "", errors.New("of records only those that training holds out are evaluated on: leave --all out")
+	}
+	from, so, err := c.recordOptions()
+	if err != nil {
+		return "", err
+	}
+	know(&so, tok)
+	if so.Template, err = at.template(ctx); err != nil {
+		return "", err
+	}
+	d, err := sequences.Open(ctx, from, so)
+	if err != nil {
+		return "", err
+	}
+	defer d.Close()
+	most := math.MaxInt32
+	if o.Tokens > 0 {
+		most = o.Tokens
+	}
+	held, err := d.Held(ctx, most, someTokens)
+	if err != nil {
+		return "", err
+	}
+	return d.Names() + ", the records that training holds out", s.addWindows(ctx, m, held, o.Batch)
+}
+
 // openRecords opens records as the data of a run.
 func (r *lmRun) openRecords(ctx context.Context, saved *SavedRun) (err error) {
 	fail := func(err error) error { return fmt.Errorf("train lm: %w", err) }
-	from := []sequences.Source{{Path: r.cfg.Data, Weight: 1}}
-	if len(r.cfg.Mix) > 0 {
-		if from, err = sequences.ParseMix(r.cfg.Mix); err != nil {
-			return fail(err)
-		}
+	from, o, err := r.cfg.recordOptions()
+	if err != nil {
+		return fail(err)
 	}
 	if r.tokenizer == nil && saved != nil {
 		if r.tokenizer, err = saved.tokenizer(ctx); err != nil {
@@ -95,18 +167,10 @@ func (r *lmRun) openRecords(ctx context.Context, saved *SavedRun) (err error) {
 	if r.tokenizer == nil {
 		return fail(fmt.Errorf("records in %s need a tokenizer: give --init-from, a model that has one", from[0].Path))
 	}
-	o := sequences.Options{
-		Tokenizer: r.tokenizer, EndOfText: -1, Context: r.cfg.Context, Pack: r.cfg.Pack, All: r.cfg.Loss == lossAll,
-		Skip: r.cfg.OnError == data.SkipSample.String(), Notice: r.report.Notice,
-	}
-	if o.Columns, err = sequences.ParseColumns(r.cfg.Columns); err != nil {
-		return fail(err)
-	}
+	know(&o, r.tokenizer)
+	o.Notice = r.report.Notice
 	if o.Template, err = r.template(ctx, saved); err != nil {
 		return fail(err)
-	}
-	if id, ok := r.tokenizer.EndOfText(); ok {
-		o.EndOfText = id
 	}
 	phaseOf(ctx).enter("reading %s", from[0].Path)
 	if r.sequences, err = sequences.Open(ctx, from, o); err != nil {
@@ -134,6 +198,11 @@ func (r *lmRun) template(ctx context.Context, saved *SavedRun) (*chat.Template, 
 	if err != nil {
 		return nil, err
 	}
+	return at.template(ctx)
+}
+
+// template reads the chat template of the model in a place, nil if it has none.
+func (at place) template(ctx context.Context) (*chat.Template, error) {
 	dir, done, err := at.local(ctx)
 	if err != nil {
 		return nil, err
@@ -155,11 +224,10 @@ func (r *lmRun) template(ctx context.Context, saved *SavedRun) (*chat.Template, 
 // rowStep is of what rows of batches have a multiple: some tokens, or all where ranks share the
 // sequence or have stages, which must have one shape.
 func (r *lmRun) rowStep() int {
-	const some = 16
 	if r.cfg.PP > 1 || r.cfg.CP > 1 {
 		return 0
 	}
-	return some
+	return someTokens
 }
 
 // onBadRecord says what a loader does about a record that cannot be used.

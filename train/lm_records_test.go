@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/chat"
 	"github.com/cohort-ml/cohort/data/sequences"
@@ -310,6 +311,16 @@ func TestRecordsAgainstTransformers(t *testing.T) {
 				t.Errorf("%s, pack %t: loss %v, transformers has %v", name, pack, got, want.Loss)
 			}
 		}
+	}
+	// A saved model is evaluated on the records that its run held out.
+	e := tuning(t, from+"/messages.jsonl")
+	e.InitFrom, e.Steps, e.EvalEvery, e.Best = base, 2, 2, false
+	l, err := run(t, 1, e, givenForRecords...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Eval(t.Context(), storage.Dir(e.Out), EvalOptions{}, func(text string) { t.Log(text) }); err != nil || math.Abs(r.Metrics[0].Value-l.evaluations[2]) > 1e-5 {
+		t.Errorf("eval: %v, %v, the run had %v", r, err, l.evaluations[2])
 	}
 	// A model without a template cannot learn chats.
 	c := tuning(t, from+"/messages.jsonl")
