@@ -17,7 +17,7 @@ import (
 // recordsHead is how much of a file is read to see whether it has records.
 const recordsHead = 256 << 10
 
-const recordAdvice = "records, such as conversations or questions with answers, are no text: `cohort train lm --init-from` trains on them in files that are called .jsonl, .json or .parquet; or write their text to a file, as the model shall see it"
+const recordAdvice = "records, such as conversations or questions with answers, are no text: `cohort train lm --init-from` trains on them in files that are called .jsonl, .json, .parquet or .tar; or write their text to a file, as the model shall see it"
 
 // Names under which records have their texts: those that say so alone, those
 // that do in pairs, and columns of tables.

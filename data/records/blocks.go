@@ -276,11 +276,15 @@ func (b *blocks) Close() error {
 
 // openPacked opens lines that are compressed.
 func openPacked(ctx context.Context, path string, _ Options, c *cache) (source, error) {
-	text := gunzip
+	return openCopied(ctx, path, "packed", c, unpacker(path))
+}
+
+// unpacker is what reads a compressed file, by its name.
+func unpacker(path string) func(f *os.File) (io.ReadCloser, error) {
 	if strings.HasSuffix(strings.ToLower(path), ".zst") {
-		text = unzstd
+		return unzstd
 	}
-	return openCopied(ctx, path, "packed", c, text)
+	return gunzip
 }
 
 // openCopied opens lines of which the cache has a copy.

@@ -12,10 +12,13 @@
 //     has where each record begins. It is made once and kept in a directory of the user's cache.
 //   - the same compressed by gzip or zstd (.jsonl.gz, .jsonl.zst), and Parquet (.parquet). These
 //     cannot be read at any place, so they are copied once to a file of small blocks beside the index.
-//   - tar files of WebDataset (.tar), whose index has where the members of each sample begin.
+//   - tar files of WebDataset (.tar), whose index has where the members of each record begin, and
+//     compressed ones (.tar.gz, .tgz, .tar.zst). Members next to each other whose names are alike up to
+//     the first dot are one record, and the rest of the name is the field: 17.txt is the field txt of
+//     record 17. Fields of a .json member are fields of the record.
 //
-// A [Record] is a map from names of fields to values: string, int64, float64, bool, nil, [Record], and
-// []any of these.
+// A [Record] is a map from names of fields to values: string, int64, float64, bool, nil, [Record],
+// []any of these, and []byte for members of WebDataset such as images.
 //
 // What cannot be read is an *[Error] with the file, the line and the field. A set does not change while
 // it is open: a file that does is found out by its size or by what stands before a record. A set is safe

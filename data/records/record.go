@@ -11,7 +11,7 @@ import (
 )
 
 // Record is one row: values by the names of fields. A value is a string, int64, float64, bool, nil, a
-// Record, or a []any of such values.
+// Record, a []any of such values, or a []byte.
 type Record map[string]any
 
 // Want is what [Set.ReadFields] does with a field.
@@ -107,6 +107,8 @@ func KindOf(v any) string {
 		return "a number"
 	case []any:
 		return fmt.Sprintf("a list of %d", len(v))
+	case []byte:
+		return fmt.Sprintf("%d bytes that are no text", len(v))
 	case Record:
 		return "an object"
 	}

@@ -149,6 +149,8 @@ func formats() []format {
 		{"a list of JSON objects", []string{".json"}, openJSON},
 		{"compressed JSON lines", []string{".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".ndjson.zst", ".json.zst"}, openPacked},
 		{"Parquet", []string{".parquet"}, openParquet},
+		{"WebDataset", []string{".tar"}, openTar},
+		{"compressed WebDataset", []string{".tar.gz", ".tgz", ".tar.zst"}, openPackedTar},
 	}
 }
 

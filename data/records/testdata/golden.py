@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes small files of records, and what pyarrow and pandas read of them (golden.json):
+"""Writes small files of records, and what pyarrow, pandas and webdataset read of them (golden.json):
 
     python golden.py
 """
@@ -8,6 +8,7 @@ import gzip, json, pathlib, random
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
+import webdataset
 
 here = pathlib.Path(__file__).parent
 random.seed(1)
@@ -55,4 +56,21 @@ frame = pandas.read_json(here / "lines.jsonl", lines=True, dtype=False, convert_
 for name in ["lines.jsonl", "lines.jsonl.gz", "lines.jsonl.zst"]:
     golden[name] = [json.loads(line) for line in lines.splitlines()]
     assert list(frame["i8"]) == [r["i8"] for r in golden[name]]
+# A shard, as WebDataset writes and reads it; the fields of its objects stand in the record.
+with webdataset.TarWriter(str(here / "shard.tar"), mtime=0, user="", group="") as w:
+    for i, r in enumerate(rows[:6]):
+        sample = {"__key__": f"part/{i:04d}", "txt": r["text"] or "", "json": {"ok": r["ok"], "deep": r["deep"]}, "cls": i, "left.png": bytes([0, 255, i])}
+        if i == 3:  # a name longer than the header holds
+            sample["__key__"] = "part/" + "long" * 30
+        w.write(sample)
+
+def plain(sample):
+    out = {k: v for k, v in sample.items() if not k.startswith("__") or k == "__key__"}
+    out |= out.pop("json")
+    return {k: v.hex() if isinstance(v, bytes) else v for k, v in out.items()}
+
+shards = webdataset.WebDataset(str(here / "shard.tar"), shardshuffle=False, empty_check=False)
+golden["shard.tar"] = [plain(s) for s in shards.decode(only=["txt", "json", "cls"])]
+(here / "shard.tar.gz").write_bytes(gzip.compress((here / "shard.tar").read_bytes(), mtime=0))
+golden["shard.tar.gz"] = golden["shard.tar"]
 (here / "golden.json").write_text(json.dumps(golden) + "\n")
