@@ -234,26 +234,31 @@ func TestStaleRows(t *testing.T) {
 	}
 }
 
-// TestAsynchronousRows: asynchronous servers train to an AUC near that of the run without.
+// TestAsynchronousRows: asynchronous servers, and such as apply the pushes of several ranks at
+// once, train to an AUC near that of the run without, also if the ranks have unlike numbers of
+// rows.
 func TestAsynchronousRows(t *testing.T) {
 	cfg := smallRec(t)
 	want := newLog()
 	if err := trainSummed(t.Context(), cfg, 2, want); err != nil {
 		t.Fatal(err)
 	}
-	for _, sees := range []string{"asynchronous", "bounded:1"} {
-		served := servedRec(cfg, 3, 0)
-		served.Sees, served.Out = sees, t.TempDir()
+	for _, c := range []struct {
+		sees           string
+		ranks, servers int
+	}{{"asynchronous", 2, 3}, {"asynchronous,batch:2", 2, 3}, {"bounded:1,batch:2:mean", 2, 1}, {"asynchronous,batch:3", 3, 2}} {
+		served := servedRec(cfg, c.servers, 0)
+		served.Sees, served.Out = c.sees, t.TempDir()
 		got := newLog()
-		if err := trainSummed(t.Context(), served, 2, got); err != nil {
-			t.Fatalf("%s: %v", sees, err)
+		if err := trainSummed(t.Context(), served, c.ranks, got); err != nil {
+			t.Fatalf("%+v: %v", c, err)
 		}
 		g, w := got.finish.Metrics, want.finish.Metrics
 		if len(g) != 3 || g[2].Name != "staleness" {
-			t.Errorf("%s: the metrics are %v, want a staleness too", sees, g)
+			t.Errorf("%+v: the metrics are %v, want a staleness too", c, g)
 		}
 		if d := g[0].Value - w[0].Value; d < -0.02 || d > 0.02 {
-			t.Errorf("%s: the AUC is %v, without servers %v", sees, g[0].Value, w[0].Value)
+			t.Errorf("%+v: the AUC is %v, without servers %v", c, g[0].Value, w[0].Value)
 		}
 	}
 }
@@ -352,7 +357,7 @@ func TestStaleAUC(t *testing.T) {
 func TestServerSettings(t *testing.T) {
 	for want, change := range map[string]func(c *RecConfig){
 		"--ps-consistency is about":     func(c *RecConfig) { c.Sees = "asynchronous" },
-		"has batches":                   func(c *RecConfig) { c.PS, c.Sees = 1, "asynchronous,batch:2" },
+		"which the pushes of 3 ra":      func(c *RecConfig) { c.PS, c.Ranks, c.Sees = 1, 3, "asynchronous,batch:2" },
 		"leave the batch out":           func(c *RecConfig) { c.PS, c.Sees = 1, "synchronous,batch:2" },
 		"is --ps-consistency bounded:2": func(c *RecConfig) { c.PS, c.Staleness, c.Sees = 1, 2, "asynchronous" },
 		"--staleness is about":          func(c *RecConfig) { c.Staleness = 2 },

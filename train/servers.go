@@ -24,7 +24,7 @@ type ServerConfig struct {
 	PS        int      `json:"ps" run:"here" group:"Parameter servers" usage:"have {N} parameter servers hold the tables, started beside rank 0; 0: each rank has the tables"`
 	PSAt      []string `json:"ps_at" flag:"ps-at" run:"here" usage:"{ADDRESSES} of servers that run already (cohort ps serve), in the order of their numbers; their token is that of COHORT_TOKEN"`
 	Staleness int      `json:"staleness" run:"here" usage:"with servers: steps that the rows of a pull may be behind; from 1 on, rows are pulled during the step before; 0: none, the run computes what it computes without servers"`
-	Sees      string   `json:"ps_consistency" flag:"ps-consistency" run:"here" usage:"with servers: the {CONSISTENCY} of a pull: synchronous, bounded:STEPS (as --staleness) or asynchronous; default: by --staleness"`
+	Sees      string   `json:"ps_consistency" flag:"ps-consistency" run:"here" usage:"with servers: the {CONSISTENCY} of a pull: synchronous, bounded:STEPS (as --staleness) or asynchronous; behind the last two ,batch:K or ,batch:K:mean lets servers apply the sum or mean of K pushes at once; default: by --staleness"`
 
 	StartServers StartServers `json:"-"` // of rank 0
 
@@ -65,8 +65,9 @@ func (c ServerConfig) looksAhead() bool {
 	return c.hasServers() && (sees.Mode == ps.ModeAsynchronous || sees.Bound > 0)
 }
 
-// validateConsistency reports what is wrong with what a pull sees.
-func (c ServerConfig) validateConsistency() error {
+// validateConsistency reports what is wrong with what a pull sees. ranks are 0 if nobody knows
+// how many there are.
+func (c ServerConfig) validateConsistency(ranks int) error {
 	if c.Sees == "" {
 		return nil
 	}
@@ -76,8 +77,10 @@ func (c ServerConfig) validateConsistency() error {
 		return fmt.Errorf("train rec: --ps-consistency: %w", err)
 	case c.Staleness > 0:
 		return fmt.Errorf("train rec: --staleness %d is --ps-consistency bounded:%d, and --ps-consistency is %s: leave one of them out", c.Staleness, c.Staleness, c.Sees)
-	case sees.Batch > 0:
-		return fmt.Errorf("train rec: --ps-consistency %s has batches: the recipe's ranks can wait for pushes that do not come; leave the batch out", c.Sees)
+	case sees.Batch > 0 && ranks > 0 && ranks%sees.Batch != 0:
+		// After a step, pushes would wait for a batch, and an evaluation or a checkpoint would
+		// lack them.
+		return fmt.Errorf("train rec: --ps-consistency %s has batches of %d pushes, which the pushes of %d ranks do not fill: want a number that divides the number of ranks", c.Sees, sees.Batch, ranks)
 	}
 	return nil
 }
@@ -96,7 +99,7 @@ func (c RecConfig) validateServers() error {
 		}
 		return nil
 	}
-	if err := c.validateConsistency(); err != nil {
+	if err := c.validateConsistency(c.Ranks); err != nil {
 		return err
 	}
 	if c.PS > 0 && len(c.PSAt) > 0 {

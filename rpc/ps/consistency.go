@@ -29,8 +29,9 @@ type Consistency struct {
 	// Bound is how many steps the slowest worker may be behind, with ModeBounded.
 	Bound int `json:"bound,omitempty"`
 	// Batch, if not 0, is how many pushes the server collects before it applies their sum,
-	// or their mean with Mean, as one update. All of these pushes are answered then, with
-	// the new rows. It is not for ModeSynchronous.
+	// or their mean with Mean, as one update. [Client.Update] is answered then, with the new
+	// rows; other pushes are acknowledged when the server has them. A worker may have several
+	// pushes in a batch. It is not for ModeSynchronous.
 	Batch int  `json:"batch,omitempty"`
 	Mean  bool `json:"mean,omitempty"`
 }

@@ -188,6 +188,15 @@ func (s *Server) refusal(missing []int) *Error {
 func (s *Server) late(v *view, worker int, step int64, missing []int, after time.Duration) *Error {
 	e := s.errorf(KindWaiting, "").by(worker, step)
 	var names []string
+	any := ""
+	if len(missing) == 0 { // of a batch that others can complete
+		any = "a push of any of "
+		for w, left := range v.left {
+			if !left {
+				missing = append(missing, w)
+			}
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range missing {
@@ -201,10 +210,7 @@ func (s *Server) late(v *view, worker int, step int64, missing []int, after time
 			break
 		}
 	}
-	if len(names) == 0 {
-		names = []string{"pushes of other workers"}
-	}
-	e.Msg = fmt.Sprintf("waited %v for %s", after.Round(time.Millisecond), strings.Join(names, ", "))
+	e.Msg = fmt.Sprintf("waited %v for %s%s", after.Round(time.Millisecond), any, strings.Join(names, ", "))
 	return e
 }
 
@@ -229,7 +235,7 @@ func (s *Server) push(ctx context.Context, in pushArgs) (pushAnswer, error) {
 	s.counts.pushes.Add(uint64(len(r.pushes)))
 	v = s.view.Load()
 	out := pushAnswer{Step: v.applied, Waiting: int64(r.waited)}
-	if v.set.Consistency == nil || v.set.Consistency.Batch == 0 {
+	if in.Kept || v.set.Consistency == nil || v.set.Consistency.Batch == 0 {
 		return out, nil
 	}
 	last := &in.Pushes[len(in.Pushes)-1]

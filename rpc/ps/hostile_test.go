@@ -3,7 +3,9 @@
 package ps
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -167,7 +169,7 @@ func TestPushAfterFailedOne(t *testing.T) {
 		c.dial("late", WithWorker(1, 3, how), WithTables(exact("a", 1)))
 		client := c.dial("worker", WithWorker(0, 3, how), WithTables(exact("a", 1)), WithTimeout(5*time.Second))
 		_, err := client.Update(t.Context(), one("a", 5, -1))
-		if KindOf(err) != KindWaiting {
+		if KindOf(err) != KindWaiting || !strings.Contains(err.Error(), "for a push of any of worker 0 (as worker), whose next step is 1, worker 1 (as late), whose next step is 0, worker 2 (it has never come)") {
 			t.Fatalf("an update that waits for another worker: %v", err)
 		}
 		got, err := client.Update(t.Context(), one("a", 5, -10))
@@ -254,4 +256,36 @@ func TestGiantRequests(t *testing.T) {
 	}
 	call(pullPart{Table: "wide", Keys: tensor.FromInt64(keys)})
 	call(pullPart{Table: "wide", Keys: tensor.FromInt64(nil, 0), Offsets: tensor.FromInt64(keys)})
+}
+
+// Pushes of one worker may fill a batch. The other worker's fill one too, though its client
+// has one request under way at a time: nobody waits for what a client holds back.
+func TestBatchOfOneWorker(t *testing.T) {
+	for _, servers := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			c := start(t, servers)
+			how := Asynchronous().Batched(2, false)
+			var clients []*Client
+			for w := range 2 {
+				clients = append(clients, c.dial(fmt.Sprintf("worker%d", w), WithWorker(w, 2, how), WithTables(exact("a", 1)), WithTimeout(5*time.Second)))
+			}
+			keys := []int64{1, 2, 3, 4, 5, 6, 7, 8}
+			for _, w := range []int{0, 0, 0, 1, 1, 1} { // behind the first, the next two of worker 0 wait together
+				grad := Gradient{"a", keys[:len(keys)-w], tensor.Full(-1, len(keys)-w, 1)}
+				if err := errors.Join(clients[w].Add(grad), clients[w].Step(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+			}
+			for w, client := range clients {
+				if err := client.Flush(t.Context()); err != nil {
+					t.Errorf("%d servers, worker %d: %v", servers, w, err)
+				}
+			}
+			got, err := clients[0].Pull(t.Context(), Request{Table: "a", Keys: keys})
+			if err != nil || !slices.Equal(got[0].Float32s(), []float32{6, 6, 6, 6, 6, 6, 6, 3}) {
+				t.Errorf("%d servers: the rows are %v, %v", servers, got, err)
+			}
+		})
+	}
 }

@@ -79,9 +79,12 @@ type pulled[T any] struct {
 	Rows   []T
 }
 
-// pushArgs are the pushes of a client behind each other. Number is that of the first.
+// pushArgs are the pushes of a client behind each other. Number is that of the first. Kept
+// wants an answer without rows once the server has the pushes: with batched updates that is
+// before the batch is applied.
 type pushArgs struct {
 	Life   uint64 `rpc:"Life,optional"`
+	Kept   bool   `rpc:"Kept,optional"`
 	Client uint64
 	Worker int
 	Number uint64

@@ -25,6 +25,7 @@ type gradients struct{ parts []Gradient }
 // outgoing is a push on its way to a server.
 type outgoing struct {
 	item  pushItem
+	rows  bool // its caller waits for the new rows
 	done  chan struct{}
 	reply pushReply
 	err   error
@@ -87,9 +88,10 @@ func (c *Client) Step(ctx context.Context) error {
 	return err
 }
 
-// stepOn sends the pushes of the step, to each server one. If here, the caller waits for them
-// anyway, and sends itself what goes to a single server.
-func (c *Client) stepOn(outer context.Context, all, here bool) ([]*outgoing, error) {
+// stepOn sends the pushes of the step, to each server one. With rows the answers have the new
+// rows. If here, the caller waits for them anyway, and sends itself what goes to a single
+// server.
+func (c *Client) stepOn(outer context.Context, rows, here bool) ([]*outgoing, error) {
 	if err := c.complaint(); err != nil {
 		return nil, err
 	}
@@ -104,7 +106,7 @@ func (c *Client) stepOn(outer context.Context, all, here bool) ([]*outgoing, err
 		c.rates[table] = rate{r.lr, false}
 	}
 	// Others wait for a worker's part of each batch, also for one without gradients.
-	skips := c.set.Consistency == nil || c.set.Consistency.mode() == ModeAsynchronous && c.set.Consistency.Batch == 0 && !all
+	skips := c.set.Consistency == nil || c.set.Consistency.mode() == ModeAsynchronous && c.set.Consistency.Batch == 0 && !rows
 	c.mu.Unlock()
 	items := make([]pushItem, len(c.remotes))
 	for _, table := range slices.Sorted(maps.Keys(collected)) {
@@ -122,7 +124,8 @@ func (c *Client) stepOn(outer context.Context, all, here bool) ([]*outgoing, err
 			out = append(out, nil)
 			continue
 		}
-		o, sends, err := r.push(ctx, items[i], here && len(c.remotes) == 1)
+		o := &outgoing{item: items[i], rows: rows, done: make(chan struct{})}
+		sends, err := r.push(ctx, o, here && len(c.remotes) == 1)
 		if err != nil {
 			return nil, err
 		}
@@ -320,15 +323,14 @@ func (c *Client) Update(ctx context.Context, grads ...Gradient) ([]*tensor.Tenso
 
 // push gives a push to the goroutine that sends. If the caller wants to send it and nothing
 // is under way, sends is true, and the caller calls sendHere.
-func (r *remote) push(ctx context.Context, item pushItem, here bool) (o *outgoing, sends bool, err error) {
+func (r *remote) push(ctx context.Context, o *outgoing, here bool) (sends bool, err error) {
 	select {
 	case r.slots <- struct{}{}:
 	case <-ctx.Done():
-		return nil, false, r.unreachable("it has not acknowledged %d pushes: %w", maxOutstanding, context.Cause(ctx))
+		return false, r.unreachable("it has not acknowledged %d pushes: %w", maxOutstanding, context.Cause(ctx))
 	case <-r.client.ctx.Done():
-		return nil, false, r.unreachable("the client has been closed")
+		return false, r.unreachable("the client has been closed")
 	}
-	o = &outgoing{item: item, done: make(chan struct{})}
 	r.mu.Lock()
 	if sends = here && !r.sending && len(r.queue) == 0; sends {
 		r.sending = true
@@ -339,7 +341,7 @@ func (r *remote) push(ctx context.Context, item pushItem, here bool) (o *outgoin
 	if !sends {
 		r.goOn()
 	}
-	return o, sends, nil
+	return sends, nil
 }
 
 // goOn lets the goroutine that sends look at the queue.
@@ -444,7 +446,9 @@ func (r *remote) deliver(ctx context.Context, all []*outgoing) error {
 	r.mu.Lock()
 	first := r.acked + 1
 	r.sent = max(r.sent, r.acked+uint64(len(all)))
-	args := pushArgs{Client: r.id, Worker: c.worker, Number: first}
+	// Where nobody wants rows, nobody waits for a batch: what would complete it may be a push
+	// that is sent after this one.
+	args := pushArgs{Client: r.id, Worker: c.worker, Number: first, Kept: !all[len(all)-1].rows}
 	r.mu.Unlock()
 	for _, o := range all {
 		args.Pushes = append(args.Pushes, o.item)

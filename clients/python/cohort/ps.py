@@ -305,7 +305,7 @@ class Client:
             raise ValueError("update wants batched updates: give connect a consistency such as \"asynchronous,batch:8:mean\"")
         for table, (keys, gradient) in gradients.items():
             self.add(table, keys, gradient)
-        parts, answers = self._step()
+        parts, answers = self._step(rows=True)
         out = {}
         for table, (keys, _) in gradients.items():
             known, rows = [np.zeros(0, np.int64)], [np.zeros((0, self._schema(table)["width"]), np.float32)]
@@ -320,8 +320,8 @@ class Client:
             out[table] = rows[order[np.searchsorted(known, keys, sorter=order)]]
         return out
 
-    def _step(self):
-        """step; returns what was pushed to each server, and the answers."""
+    def _step(self, rows=False):
+        """step; returns what was pushed to each server, and the answers, which come with new rows, or before a batch is applied."""
         if self.worker < 0:
             raise ValueError("a reader pushes nothing: give worker=0")
         if self._unknown is not None:
@@ -341,7 +341,7 @@ class Client:
         for i, p in enumerate(parts):
             if self._servers[i].next > self.step_number or not p and not self.synchronous:
                 continue  # it has had this step, or nothing waits for it
-            arguments[i] = {"Client": self.id, "Worker": self.worker, "Number": self._servers[i].number + 1,
+            arguments[i] = {"Client": self.id, "Worker": self.worker, "Number": self._servers[i].number + 1, "Kept": not rows,
                             "Pushes": [{"Step": self.step_number, "Parts": p}]}
         answers = self._each(arguments, "ps.Push", self._pushed)
         self.step_number += 1
