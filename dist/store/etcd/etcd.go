@@ -4,12 +4,13 @@
 // find each other there rather than at rank 0: the store then outlives every
 // rank, and nobody has to know where rank 0 will be.
 //
-//	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://etcd:2379"}, TLS: tls})
+//	client, err := etcd.NewClient([]string{"https://etcd:2379"}, etcd.Options{TLS: tls})
 //	...
 //	s := etcd.New(client, "jobs/1234")
 //
 // The client is the user's, with the endpoints, certificates and names that it
-// was made with, and stays the user's to close. A Store keeps nothing but it
+// was made with, and stays the user's to close. It speaks with etcd's JSON gateway,
+// so it needs no library of etcd's, and etcd 3.4 or later. A Store keeps nothing but it
 // and the root, below which all its keys lie; a new job takes a new root, none
 // below another's.
 // Nothing is deleted at the end: that, too, is the user's.
@@ -33,14 +34,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/ctxerr"
@@ -55,12 +53,12 @@ const (
 // Store is a store below one key of an etcd cluster. Any number of goroutines
 // may use it. The zero Store is of no use; make one with New.
 type Store struct {
-	c    *clientv3.Client
+	c    *Client
 	root string
 }
 
 // New returns the store below root, which may be empty, in the cluster of the client.
-func New(client *clientv3.Client, root string) *Store {
+func New(client *Client, root string) *Store {
 	if root != "" && !strings.HasSuffix(root, "/") {
 		root += "/"
 	}
@@ -104,15 +102,19 @@ func (s *Store) begin(ctx context.Context, op string, keys []string, values ...[
 }
 
 func (c *call) fail(keys []string, err error) error {
-	return &store.Error{Op: c.op, Keys: keys, Addr: "etcd " + strings.Join(c.s.c.Endpoints(), ","), Err: err}
+	return &store.Error{Op: c.op, Keys: keys, Addr: "etcd " + c.s.c.String(), Err: err}
 }
 
 // failed is what became of a request that the cluster did not do.
 func (c *call) failed(err error) error {
 	if c.ctx.Err() != nil {
-		return c.fail(c.keys, fmt.Errorf("no answer before the call ended: %w", ctxerr.Of(c.ctx)))
+		why := ""
+		if err != nil && !errors.Is(err, c.ctx.Err()) {
+			why = " (" + err.Error() + ")"
+		}
+		return c.fail(c.keys, fmt.Errorf("no answer before the call ended%s: %w", why, ctxerr.Of(c.ctx)))
 	}
-	if errors.Is(err, rpctypes.ErrRequestTooLarge) || errors.Is(err, rpctypes.ErrTooManyOps) {
+	if tooLarge(err) {
 		return c.fail(c.keys, fmt.Errorf("%w: the server takes less: %w", store.ErrLimit, err))
 	}
 	return c.fail(c.keys, err)
@@ -148,7 +150,7 @@ func (c *call) check(values [][]byte) error {
 func (c *call) snapshot(keys []string) (values [][]byte, rev int64, err error) {
 	for {
 		values, rev, err = c.snapshotAt(keys)
-		if !errors.Is(err, rpctypes.ErrCompacted) {
+		if !compacted(err) {
 			return values, rev, err
 		}
 	}
@@ -158,25 +160,25 @@ func (c *call) snapshotAt(keys []string) (values [][]byte, rev int64, err error)
 	values = make([][]byte, 0, len(keys))
 	total := 0
 	for batch := range slices.Chunk(keys, MaxMultiSet) {
-		ops := make([]clientv3.Op, len(batch))
-		for i, k := range batch {
-			if rev == 0 {
-				ops[i] = clientv3.OpGet(c.s.value(k))
-			} else { // all batches read the state that the first one met
-				ops[i] = clientv3.OpGet(c.s.value(k), clientv3.WithRev(rev))
-			}
+		ops := make([]operation, len(batch))
+		for i, k := range batch { // all batches read the state that the first one met
+			ops[i].Range = &rangeRequest{Key: []byte(c.s.value(k)), Revision: number(rev), KeysOnly: c.op == "wait"}
 		}
-		r, err := c.s.c.Txn(c.ctx).Then(ops...).Commit()
-		if err != nil {
+		var r txnReply
+		if err := c.s.c.call(c.ctx, "/v3/kv/txn", txnRequest{Success: ops}, &r, true); err != nil {
 			return nil, 0, err
 		}
 		if rev == 0 {
-			rev = r.Header.Revision
+			rev = int64(r.Header.Revision)
 		}
-		for _, one := range r.Responses {
+		replies, err := r.ranges(len(batch))
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, one := range replies {
 			var v []byte
-			if kvs := one.GetResponseRange().Kvs; len(kvs) > 0 {
-				v = valueOf(kvs[0].Value)
+			if len(one.Kvs) > 0 {
+				v = valueOf(one.Kvs[0].Value)
 			}
 			if total += len(v); total > MaxValue && c.op == "multi get" {
 				return nil, 0, fmt.Errorf("%w: the values together have more than %d bytes", store.ErrLimit, MaxValue)
@@ -187,7 +189,7 @@ func (c *call) snapshotAt(keys []string) (values [][]byte, rev int64, err error)
 	return values, rev, nil
 }
 
-// valueOf returns a value that is there; etcd has nil for an empty one.
+// valueOf returns a value that is there; etcd leaves an empty one out.
 func valueOf(v []byte) []byte {
 	if v == nil {
 		return []byte{}
@@ -211,7 +213,7 @@ func (c *call) await() ([][]byte, error) {
 		if missing == nil {
 			return values, nil
 		}
-		if err := c.watch(c.s.value(missing[0]), rev+1); err != nil {
+		if err := c.watch(c.s.value(missing[0]), nil, rev+1); err != nil {
 			return nil, c.gaveUp(missing, "not set by anybody", err)
 		}
 	}
@@ -225,46 +227,44 @@ func (c *call) gaveUp(missing []string, what string, err error) error {
 	return c.fail(missing, err)
 }
 
-// watch returns when something has been put at a key, or below it, from a
+// watch returns when something has been put at a key (or at one from there to end), from a
 // revision on, or when it is worth another look.
-func (c *call) watch(key string, rev int64, opts ...clientv3.OpOption) error {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(c.ctx))
-	defer cancel()
-	for r := range c.s.c.Watch(ctx, key, append(opts, clientv3.WithRev(rev), clientv3.WithFilterDelete())...) {
-		switch err := r.Err(); {
-		case errors.Is(err, rpctypes.ErrCompacted):
-			return nil
-		case errors.Is(err, rpctypes.ErrNoLeader): // there may soon be one
-			select {
-			case <-time.After(100 * time.Millisecond):
+func (c *call) watch(key string, end []byte, rev int64) error {
+	var w watchRequest
+	w.Create.Key, w.Create.End, w.Create.StartRevision, w.Create.Filters = []byte(key), end, number(rev), []string{"NODELETE"}
+	err := c.s.c.ask(c.ctx, "/v3/watch", w, true, func(body io.Reader) error {
+		m := newMessages(body)
+		for {
+			switch r, err := m.next(); {
+			case errors.Is(err, errTooLong):
+				return nil // much has happened
+			case err != nil:
+				return err
+			case r.CompactRevision > 0, len(r.Events) > 0:
 				return nil
-			case <-ctx.Done():
-				return ctx.Err()
+			case r.Canceled:
+				return &Status{Code: codeUnavailable, Message: "the watch was ended: " + shown([]byte(r.CancelReason))}
 			}
-		case err != nil:
-			return err
-		case len(r.Events) > 0:
-			return nil
 		}
-	}
-	if c.ctx.Err() != nil {
+	})
+	if err != nil && c.ctx.Err() != nil {
 		return c.ctx.Err()
 	}
-	return errors.New("the watch ended")
+	return err
 }
 
 // change replaces the value of a key by what f makes of it (nil for none),
 // however often others come in between.
 func (c *call) change(f func(old []byte) ([]byte, error)) error {
 	key := c.s.value(c.keys[0])
-	r, err := c.s.c.Get(c.ctx, key)
-	if err != nil {
+	var r rangeReply
+	if err := c.s.c.call(c.ctx, "/v3/kv/range", rangeRequest{Key: []byte(key)}, &r, true); err != nil {
 		return c.failed(err)
 	}
 	kvs := r.Kvs
 	for {
 		var old []byte
-		rev := int64(0) // of a key that does not exist
+		rev := number(0) // of a key that does not exist
 		if len(kvs) > 0 {
 			old, rev = valueOf(kvs[0].Value), kvs[0].ModRevision
 		}
@@ -272,16 +272,33 @@ func (c *call) change(f func(old []byte) ([]byte, error)) error {
 		if err != nil {
 			return c.fail(c.keys, err)
 		}
-		t, err := c.s.c.Txn(c.ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).
-			Then(clientv3.OpPut(key, string(v))).Else(clientv3.OpGet(key)).Commit()
-		if err != nil {
-			return c.failed(err)
+		done, now, err := c.putIf(unchanged(key, rev), key, v)
+		if err != nil || done {
+			return err
 		}
-		if t.Succeeded {
-			return nil
-		}
-		kvs = t.Responses[0].GetResponseRange().Kvs
+		kvs = now
 	}
+}
+
+// putIf puts a value at a key if a condition holds. Otherwise it returns what is there.
+func (c *call) putIf(condition compare, key string, value []byte) (done bool, now []keyValue, err error) {
+	var t txnReply
+	err = c.s.c.call(c.ctx, "/v3/kv/txn", txnRequest{
+		Compare: []compare{condition},
+		Success: []operation{{Put: &putRequest{[]byte(key), valueOf(value)}}},
+		Failure: []operation{{Range: &rangeRequest{Key: []byte(key)}}},
+	}, &t, false)
+	if err != nil {
+		return false, nil, c.failed(err)
+	}
+	if t.Succeeded {
+		return true, nil, nil
+	}
+	replies, err := t.ranges(1)
+	if err != nil {
+		return false, nil, c.failed(err)
+	}
+	return false, replies[0].Kvs, nil
 }
 
 // Set implements [store.Store].
@@ -291,7 +308,11 @@ func (s *Store) Set(ctx context.Context, key string, value []byte) error {
 		return err
 	}
 	defer cancel()
-	if _, err := s.c.Put(c.ctx, s.value(key), string(value)); err != nil {
+	return c.put(s.value(key), value)
+}
+
+func (c *call) put(at string, value []byte) error {
+	if err := c.s.c.call(c.ctx, "/v3/kv/put", putRequest{[]byte(at), valueOf(value)}, &struct{}{}, false); err != nil {
 		return c.failed(err)
 	}
 	return nil
@@ -351,19 +372,18 @@ func (s *Store) CompareAndSet(ctx context.Context, key string, expected, desired
 	}
 	defer cancel()
 	at := s.value(key)
-	as := clientv3.Compare(clientv3.CreateRevision(at), "=", 0)
-	if expected != nil {
-		as = clientv3.Compare(clientv3.Value(at), "=", string(expected)) // never true of a key that does not exist
+	as := compare{Key: []byte(at), Result: "EQUAL", Target: "CREATE", CreateRevision: new(number)}
+	if expected != nil { // never true of a key that does not exist
+		as = compare{Key: []byte(at), Result: "EQUAL", Target: "VALUE", Value: &expected}
 	}
-	r, err := s.c.Txn(c.ctx).If(as).Then(clientv3.OpPut(at, string(desired))).Else(clientv3.OpGet(at)).Commit()
-	if err != nil {
-		return nil, false, c.failed(err)
-	}
-	if r.Succeeded {
+	done, now, err := c.putIf(as, at, desired)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case done:
 		return valueOf(bytes.Clone(desired)), true, nil
-	}
-	if kvs := r.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
-		return valueOf(kvs[0].Value), false, nil
+	case len(now) > 0:
+		return valueOf(now[0].Value), false, nil
 	}
 	return nil, false, nil
 }
@@ -386,8 +406,8 @@ func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 		return false, err
 	}
 	defer cancel()
-	r, err := s.c.Delete(c.ctx, s.value(key))
-	if err != nil {
+	var r deleteReply
+	if err := s.c.call(c.ctx, "/v3/kv/deleterange", deleteRequest{[]byte(s.value(key))}, &r, false); err != nil {
 		return false, c.failed(err)
 	}
 	return r.Deleted > 0, nil
@@ -433,16 +453,16 @@ func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) er
 	for i, k := range keys {
 		last[k] = i
 	}
-	var ops []clientv3.Op
+	var ops []operation
 	for i, k := range keys {
 		if last[k] == i {
-			ops = append(ops, clientv3.OpPut(s.value(k), string(values[i])))
+			ops = append(ops, operation{Put: &putRequest{[]byte(s.value(k)), valueOf(values[i])}})
 		}
 	}
 	if len(ops) == 0 {
 		return nil
 	}
-	if _, err := s.c.Txn(c.ctx).Then(ops...).Commit(); err != nil {
+	if err := s.c.call(c.ctx, "/v3/kv/txn", txnRequest{Success: ops}, &txnReply{}, false); err != nil {
 		return c.failed(err)
 	}
 	return nil
@@ -458,10 +478,7 @@ func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
 	// The order is that of etcd's revisions; the name only has to be new.
 	var name [16]byte
 	rand.Read(name[:])
-	if _, err := s.c.Put(c.ctx, s.queue(key)+hex.EncodeToString(name[:]), string(value)); err != nil {
-		return c.failed(err)
-	}
-	return nil
+	return c.put(s.queue(key)+hex.EncodeToString(name[:]), value)
 }
 
 // QueuePop implements [store.Store].
@@ -473,26 +490,39 @@ func (s *Store) QueuePop(ctx context.Context, key string) ([]byte, error) {
 	defer cancel()
 	below := s.queue(key)
 	for {
-		r, err := s.c.Get(c.ctx, below, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1))
-		if err != nil {
+		var r rangeReply
+		first := rangeRequest{Key: []byte(below), End: after(below), Limit: 1, SortOrder: "ASCEND", SortTarget: "CREATE"}
+		if err := s.c.call(c.ctx, "/v3/kv/range", first, &r, true); err != nil {
 			return nil, c.failed(err)
 		}
 		if len(r.Kvs) == 0 {
-			if err := c.watch(below, r.Header.Revision+1, clientv3.WithPrefix()); err != nil {
+			if err := c.watch(below, after(below), int64(r.Header.Revision)+1); err != nil {
 				return nil, c.gaveUp(c.keys, "nothing was pushed for this call", err)
 			}
 			continue
 		}
 		// It is the head as long as it is there: what comes is behind it.
-		head := string(r.Kvs[0].Key)
-		t, err := s.c.Txn(c.ctx).If(clientv3.Compare(clientv3.ModRevision(head), "=", r.Kvs[0].ModRevision)).Then(clientv3.OpDelete(head)).Commit()
-		if err != nil {
+		head := r.Kvs[0]
+		var t txnReply
+		take := txnRequest{Compare: []compare{unchanged(string(head.Key), head.ModRevision)}, Success: []operation{{Delete: &deleteRequest{head.Key}}}}
+		if err := s.c.call(c.ctx, "/v3/kv/txn", take, &t, false); err != nil {
 			return nil, c.failed(err)
 		}
 		if t.Succeeded {
-			return valueOf(r.Kvs[0].Value), nil
+			return valueOf(head.Value), nil
 		}
 	}
+}
+
+// after returns the end of the keys that begin with a text.
+func after(prefix string) []byte {
+	end := []byte(prefix)
+	for i := len(end) - 1; i >= 0; i-- {
+		if end[i]++; end[i] != 0 {
+			return end[:i+1]
+		}
+	}
+	return []byte{0} // all keys
 }
 
 // QueueLen implements [store.Store].
@@ -511,8 +541,8 @@ func (s *Store) count(ctx context.Context, op, key, below string) (int, error) {
 		return 0, err
 	}
 	defer cancel()
-	r, err := s.c.Get(c.ctx, below, clientv3.WithPrefix(), clientv3.WithCountOnly())
-	if err != nil {
+	var r rangeReply
+	if err := s.c.call(c.ctx, "/v3/kv/range", rangeRequest{Key: []byte(below), End: after(below), CountOnly: true}, &r, true); err != nil {
 		return 0, c.failed(err)
 	}
 	return int(r.Count), nil

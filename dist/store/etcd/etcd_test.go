@@ -5,8 +5,10 @@ package etcd_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -15,9 +17,7 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
-	"go.uber.org/zap"
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/dist/store/etcd"
@@ -94,26 +94,19 @@ func startAt(exe, url, peerURL string) error {
 		cancel()
 		close(ended)
 	}()
-	c, err := dial(url)
-	if err == nil {
-		_, err = c.Get(ctx, "up")
-		_ = c.Close()
-	}
+	_, end, err := etcd.Dial(ctx, []string{url}, "up")
 	if err != nil {
 		_ = cmd.Process.Kill()
 		<-ended
 		return errors.Join(fmt.Errorf("etcd did not come up: %w\n%s", err, log.String()), os.RemoveAll(dir))
 	}
+	end()
 	server.cmd, server.ended, server.dir, server.endpoint = cmd, ended, dir, url
 	return nil
 }
 
-func dial(endpoint string) (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
-}
-
 // client connects to the test's etcd, or skips the test where there is none.
-func client(t *testing.T) *clientv3.Client {
+func client(t *testing.T) *etcd.Client {
 	t.Helper()
 	server.once.Do(start)
 	if server.endpoint == "" {
@@ -122,12 +115,33 @@ func client(t *testing.T) *clientv3.Client {
 		}
 		t.Fatal(server.why)
 	}
-	c, err := dial(server.endpoint)
+	return newClient(t, etcd.Options{}, server.endpoint)
+}
+
+func newClient(t *testing.T, o etcd.Options, endpoints ...string) *etcd.Client {
+	t.Helper()
+	c, err := etcd.NewClient(endpoints, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(c.Close)
 	return c
+}
+
+// post asks the gateway of a member, past the client.
+func post(t *testing.T, endpoint, path, body string) map[string]any {
+	t.Helper()
+	r, err := http.Post(endpoint+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var reply map[string]any
+	if err := json.NewDecoder(r.Body).Decode(&reply); err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: %s, %v, %v", path, body, r.Status, reply, err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	return reply
 }
 
 var numRoots atomic.Int64
@@ -235,8 +249,7 @@ func TestManyKeys(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c, at := client(t), root(t)
-	s := etcd.New(c, at)
+	s := etcd.New(client(t), root(t))
 	for i := range 50 {
 		key := fmt.Sprint("k", i)
 		got := make(chan error, 1)
@@ -247,13 +260,8 @@ func TestCompaction(t *testing.T) {
 			}
 			got <- err
 		}()
-		r, err := c.Put(ctx, at+"-other", key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Compact(ctx, r.Header.Revision); err != nil {
-			t.Fatal(err)
-		}
+		r := post(t, server.endpoint, "/v3/kv/put", `{"key":"b3RoZXI=","value":"YQ=="}`)
+		post(t, server.endpoint, "/v3/kv/compaction", fmt.Sprintf(`{"revision":"%s"}`, r["header"].(map[string]any)["revision"]))
 		if err := s.Set(ctx, key, []byte(key)); err != nil {
 			t.Fatal(err)
 		}
@@ -271,12 +279,7 @@ func TestAway(t *testing.T) {
 	}
 	defer port.Close()
 	addr := port.Addr()
-	c, err := dial(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	s := etcd.New(c, "job")
+	s := etcd.New(newClient(t, etcd.Options{}, addr), "job")
 	for name, call := range map[string]func(ctx context.Context) error{
 		"set":       func(ctx context.Context) error { return s.Set(ctx, "key", nil) },
 		"get":       func(ctx context.Context) error { _, err := s.Get(ctx, "key"); return err },
