@@ -13,6 +13,8 @@
 //	eval   the model was evaluated: [Evaluation]
 //	saved  a checkpoint was written: [Saved]
 //	note   something that the user should know: [Note]
+//	ranks  where the time of each rank went: [Ranks]
+//	value  a number that the program logs: [Value]
 //	lost   a process went on from an older step: [Lost]
 //	end    the run did its last step: [End]
 //
@@ -25,7 +27,10 @@
 // neighbours become one, and from then on a record stands for twice as many steps. Its loss
 // is the mean of their losses, its gradient norm is the largest, its size and its seconds are
 // sums. Records of each other kind are at most [MaxOthers]: of evaluations every second is left
-// out when there would be more, of the others the oldest are. Lost records become one.
+// out when there would be more, of the others the oldest are. Lost records become one. Of records of ranks each two neighbours become
+// one when there would be more than some 260,000 numbers in them; all of their numbers are sums or
+// those of the last. Of values every second of a name is left out when there would be more than
+// [MaxValues], and values of more than [MaxNames] names are not kept.
 //
 // # Who waits for whom
 //
@@ -37,6 +42,7 @@
 // # Files
 //
 //	record.go   the records, and their lines
+//	ranks.go    records about each rank, and values
 //	writer.go   Writer: bounds, and the file
 //	reader.go   Read, and what a history knows as a whole
 package history

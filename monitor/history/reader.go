@@ -26,6 +26,8 @@ type History struct {
 	Saved       []Saved
 	Notes       []Note
 	Lost        []Lost
+	Ranks       []Ranks
+	Values      []Value
 	End         *End // nil if the run has not ended by itself
 }
 
@@ -98,6 +100,13 @@ func (h *History) add(line []byte) error {
 		return addTo(&h.Notes, line)
 	case "lost":
 		return addTo(&h.Lost, line)
+	case "ranks":
+		if err := addTo(&h.Ranks, line); err != nil {
+			return err
+		}
+		return h.Ranks[len(h.Ranks)-1].check()
+	case "value":
+		return addTo(&h.Values, line)
 	case "end":
 		h.End = new(End)
 		return json.Unmarshal(line, h.End)

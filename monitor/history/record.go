@@ -166,6 +166,10 @@ func kindOf(record any) string {
 		return "note"
 	case Lost:
 		return "lost"
+	case Ranks:
+		return "ranks"
+	case Value:
+		return "value"
 	case End:
 		return "end"
 	}

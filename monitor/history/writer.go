@@ -28,12 +28,13 @@ type Writer struct {
 
 	mu      sync.Mutex
 	h       History
-	stride  int    // steps of a record
-	open    *Step  // of fewer steps, until they are stride
-	every   int    // of so many evaluations one is kept
-	passing bool   // the last evaluation is not to be kept
-	lines   []byte // to be appended to the file
-	rewrite bool   // the file is to be written anew
+	stride  int            // steps of a record
+	open    *Step          // of fewer steps, until they are stride
+	every   int            // of so many evaluations one is kept
+	passing bool           // the last evaluation is not to be kept
+	names   map[string]int // of values, and how many; nil before the first
+	lines   []byte         // to be appended to the file
+	rewrite bool           // the file is to be written anew
 
 	evaluations int // since every changed
 	err         error
@@ -96,6 +97,8 @@ func (w *Writer) goOn(run Run) {
 	}
 	h.Evaluations = upTo(h.Evaluations, func(e Evaluation) bool { return e.Step <= run.FirstStep })
 	h.Saved = upTo(h.Saved, func(s Saved) bool { return s.Step <= run.FirstStep })
+	h.Ranks = upTo(h.Ranks, func(r Ranks) bool { return r.Step <= run.FirstStep })
+	h.Values = upTo(h.Values, func(v Value) bool { return v.Step <= run.FirstStep })
 	if lost.Until == 0 {
 		return
 	}
@@ -321,6 +324,12 @@ func (h *History) lines() []byte {
 	}
 	for _, n := range h.Notes {
 		text = appendLine(text, n)
+	}
+	for _, r := range h.Ranks {
+		text = appendLine(text, r)
+	}
+	for _, v := range h.Values {
+		text = appendLine(text, v)
 	}
 	if h.End != nil {
 		text = appendLine(text, *h.End)

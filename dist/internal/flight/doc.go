@@ -20,5 +20,5 @@
 // *[Log] record nothing.
 //
 // Files: recorder.go, doing.go (what a rank is doing now), dump.go, site.go (call sites), stacks.go
-// (stacks of goroutines), stack_*.go (the hash), goroutine_*.go (the running goroutine).
+// (stacks of goroutines), stack_*.go (the hash).
 package flight

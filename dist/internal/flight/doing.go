@@ -9,10 +9,11 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/goroutine"
 )
 
 // several stands for more goroutines than one that have made calls.
-const several = 1
+const several = goroutine.Unknown
 
 // called notes that a goroutine has made a call that had not made all before.
 // The recorder is locked.

@@ -9,6 +9,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/goroutine"
 )
 
 const (
@@ -166,7 +167,7 @@ func (l *Log) Called(c *operation.Call, begins bool) Ticket {
 	stack := hashStack()
 	now := max(1, int64(time.Since(r.start)))
 	r.mu.Lock()
-	if caller := goroutine(); r.caller != caller {
+	if caller := goroutine.ID(); r.caller != caller {
 		r.called(caller)
 	}
 	s := r.sites[stack]

@@ -2,8 +2,8 @@
 
 #include "textflag.h"
 
-// func goroutine() uintptr
-TEXT ·goroutine(SB), NOSPLIT|NOFRAME, $0-8
+// func ID() uintptr
+TEXT ·ID(SB), NOSPLIT|NOFRAME, $0-8
 	MOVQ (TLS), AX
 	MOVQ AX, ret+0(FP)
 	RET

@@ -2,7 +2,7 @@
 
 #include "textflag.h"
 
-// func goroutine() uintptr
-TEXT ·goroutine(SB), NOSPLIT|NOFRAME, $0-8
+// func ID() uintptr
+TEXT ·ID(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD g, ret+0(FP)
 	RET
