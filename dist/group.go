@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/event"
 )
 
 // Group is this rank's membership in a group of ranks.
@@ -72,6 +73,7 @@ type traffic struct {
 type standing struct {
 	log        *flight.Log         // nil records nothing
 	box        *diagnosis.BlackBox // this rank's, of all its groups
+	channel    *event.Channel      // the group's part of the rank's events; nil takes everything
 	watchdog   *diagnosis.Watchdog // of the group of all ranks
 	progress   progress
 	failedOnce sync.Once

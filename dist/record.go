@@ -9,7 +9,10 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/diagnosis"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/event"
 )
 
 // openLog gives the group its part of this rank's flight recorder. Who the
@@ -22,6 +25,7 @@ func (g *Group) openLog() {
 		me := g.members[g.rank]
 		g.box = diagnosis.NewBlackBox(g.rank, g.size, me.Host, me.PID)
 	}
+	g.channel = g.box.Stream().Channel(g.name, collective.KeyNumber(g.key), g.world)
 	g.log = g.box.Recorder().Group(g.name, g.key, g.rank, g.members, g.world, g.describe)
 }
 
@@ -39,6 +43,42 @@ func (g *Group) describe(d *flightlog.Group) {
 			d.Skew = append(d.Skew, flightlog.Skew{Rank: g.world[s.Rank], LateNS: int64(s.Late), Share: s.Share, StepNS: int64(s.Step)})
 		}
 	}
+}
+
+// Events returns what happens on this rank: the collectives of all its groups, and what the
+// program says of its steps. All groups of a rank have the same.
+func (g *Group) Events() *event.Stream { return g.box.Stream() }
+
+// tell has a call that has ended among the events.
+func (g *Group) tell(c *operation.Call, at event.Span) {
+	if g.channel == nil {
+		return
+	}
+	message := c.Op == operation.Send || c.Op == operation.Recv
+	g.channel.Ended(&event.Call{Op: uint8(c.Op), Name: c.Op.String(), Seq: c.Seq, Bytes: g.bytesOf(c), Span: at, Background: c.Background, InCaller: !c.Background, Message: message, Peer: c.Root})
+}
+
+// bytesOf returns the size of this rank's data in a call.
+func (g *Group) bytesOf(c *operation.Call) int64 {
+	n := c.Count
+	switch {
+	case c.Parts == nil:
+	case c.Recvs != nil: // all-to-all
+		n = 0
+		for _, part := range c.Parts {
+			n += part
+		}
+	case g.rank < len(c.Parts):
+		n = c.Parts[g.rank]
+	}
+	return int64(n) * int64(c.DType.Size())
+}
+
+// waitStill waits for work of this goroutine's call.
+func (g *Group) waitStill(w *Work) {
+	from := g.channel.Now()
+	<-w.done
+	g.channel.Stood(from, g.channel.Now())
 }
 
 // Dump writes what this rank's flight recorder holds, of all groups that the

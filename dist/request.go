@@ -258,7 +258,7 @@ func (g *Group) callInTurn(r *request) error {
 	case err != nil:
 		return err
 	case held != nil:
-		<-held.done
+		g.waitStill(held)
 		return held.err
 	case l == nil:
 		return g.perform(r)
@@ -272,7 +272,7 @@ func (g *Group) callInTurn(r *request) error {
 		w.bound()
 		l.queue = append(l.queue, w)
 		l.mu.Unlock()
-		<-w.done
+		g.waitStill(w)
 		return w.err
 	}
 	l.busy = true
@@ -391,9 +391,11 @@ func (g *Group) perform(r *request) error {
 	if err != nil {
 		err = g.sited(err, &r.call)
 	}
-	g.log.Ended(r.ticket, &r.call, err)
+	at := g.log.Ended(r.ticket, &r.call, err)
 	if err != nil {
 		g.recordFailure(err)
+	} else {
+		g.tell(&r.call, at)
 	}
 	return err
 }

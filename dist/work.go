@@ -61,9 +61,15 @@ func (w *Work) Wait(ctx context.Context) error {
 		return w.waitDevice(ctx)
 	default:
 	}
-	if w.stood != nil {
+	if w.g != nil {
 		begun := time.Now()
-		defer func() { w.stood.Add(int64(time.Since(begun))) }()
+		defer func() {
+			took, now := time.Since(begun), w.g.channel.Now()
+			if w.stood != nil {
+				w.stood.Add(int64(took))
+			}
+			w.g.channel.Stood(now-took, now)
+		}()
 	}
 	select {
 	case <-w.done:

@@ -2,8 +2,8 @@
 
 // Package agentpipe is the pipe from an agent to each of its workers. The agent is the process
 // that has launched the ranks of a node; the workers are these ranks. The agent tells them two
-// things: that another local worker has failed, and that it wants the worker's flight
-// recorder. A rank that waits for a dead peer learns from its socket that the peer is gone.
+// kinds of things: that another local worker has failed, and that it wants the worker's flight
+// recorder or its figures. A rank that waits for a dead peer learns from its socket that the peer is gone.
 // Only the agent, the parent of the peer, knows by which signal.
 //
 // The agent makes one pipe for each worker with [Pipe]. The worker inherits the reading end
@@ -49,6 +49,9 @@ const KindExited = "exited"
 // [envvar.RecorderDir] names. The dump says which Request it answers.
 const KindDump = "dump"
 
+// KindFigures asks a worker to write its figures, in a file event.FileName of the same directory.
+const KindFigures = "figures"
+
 // Event is one message of the agent. Which fields are set depends on Kind.
 type Event struct {
 	Kind      string `json:"event"`
@@ -58,7 +61,7 @@ type Event struct {
 	Host      string `json:"host"`
 	Code      int    `json:"code"`              // exit code, -1 when a signal ended the process
 	Signal    string `json:"signal,omitempty"`  // "killed", "segmentation fault", …; empty for an exit
-	Request   uint64 `json:"request,omitempty"` // of KindDump: its number, from 1
+	Request   uint64 `json:"request,omitempty"` // of KindDump and KindFigures: its number, from 1
 }
 
 // String describes the event for an error message: `rank 1 (host h, pid 4711) ended by signal: killed`.
@@ -67,6 +70,8 @@ func (e Event) String() string {
 	switch {
 	case e.Kind == KindDump:
 		return fmt.Sprintf("the agent asks for a dump (request %d)", e.Request)
+	case e.Kind == KindFigures:
+		return fmt.Sprintf("the agent asks for figures (request %d)", e.Request)
 	case e.Kind != KindExited:
 		return fmt.Sprintf("%s: %s", who, e.Kind)
 	case e.Signal != "":

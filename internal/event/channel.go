@@ -27,11 +27,11 @@ type Channel struct {
 
 // OpFigures is what the calls of one operation in one group have come to.
 type OpFigures struct {
-	Calls   uint64
-	Bytes   int64         // of data of this rank
-	Running time.Duration // from their beginning to their end
-	Fastest time.Duration // the least time for the largest call, for which FastestBytes
-	Largest int64         // bytes of the largest call
+	Calls   uint64        `json:"calls"`
+	Bytes   int64         `json:"bytes"`      // of data of this rank
+	Running time.Duration `json:"running_ns"` // from their beginning to their end
+	Fastest time.Duration `json:"fastest_ns"` // the least time of calls of the size Largest
+	Largest int64         `json:"largest"`    // bytes of the largest call
 }
 
 // Channel returns the part of the stream for a group, by its name, the number of the key by which its

@@ -41,4 +41,5 @@
 //	channel.go     collectives of a group
 //	attribute.go   who waited for whom
 //	figures.go     the sums
+//	file.go        a file of the sums, for the launcher
 package event

@@ -71,11 +71,11 @@ type StepNumbers struct {
 
 // MemoryNumbers is what a rank holds, in bytes; 0 for what is not known.
 type MemoryNumbers struct {
-	Tensors  int64 // in tensors' memory outside of Go's heap
-	Heap     int64 // in Go's heap
-	Resident int64 // of the process, as the system counts
-	GCPause  time.Duration
-	CPU      time.Duration // processor time of the process
+	Tensors  int64         `json:"tensors"`  // in tensors' memory outside of Go's heap
+	Heap     int64         `json:"heap"`     // in Go's heap
+	Resident int64         `json:"resident"` // of the process, as the system counts
+	GC       time.Duration `json:"gc_ns"`    // processor time of the garbage collector
+	CPU      time.Duration `json:"cpu_ns"`   // processor time of the process
 }
 
 // Buckets is a histogram: Counts[i] values lie in (Edges[i-1], Edges[i]], the first from -inf on.

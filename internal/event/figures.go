@@ -2,18 +2,43 @@
 
 package event
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Figures are the sums of a stream.
 type Figures struct {
-	Time     time.Time         `json:"time"`
-	Start    time.Time         `json:"start"`
-	Step     int               `json:"step"`
-	Last     StepNumbers       `json:"-"` // may be not finite, which JSON has not
-	Phases   Times             `json:"phases_ns"`
-	Memory   MemoryNumbers     `json:"memory"`
-	Channels []GroupFigures    `json:"groups"`
-	Events   map[string]uint64 `json:"events"`
+	Time  time.Time `json:"time"`
+	Start time.Time `json:"start"`
+	Step  int       `json:"step"`
+	// Last has the numbers of the last step that are finite: loss, learning_rate, grad_norm, size,
+	// seconds, epoch.
+	Last     map[string]float64       `json:"last"`
+	Phases   map[string]time.Duration `json:"phases_ns"`
+	Memory   MemoryNumbers            `json:"memory"`
+	Channels []GroupFigures           `json:"groups"`
+	Events   map[string]uint64        `json:"events"`
+}
+
+// byName returns the times by the names of the phases.
+func (t Times) byName() map[string]time.Duration {
+	m := make(map[string]time.Duration, NumPhases)
+	for p, d := range t {
+		m[Phase(p).String()] = d
+	}
+	return m
+}
+
+// finite returns the numbers by their names.
+func (n StepNumbers) finite() map[string]float64 {
+	m := map[string]float64{"loss": n.Loss, "learning_rate": n.LearningRate, "grad_norm": n.GradNorm, "size": n.Size, "seconds": n.Seconds, "epoch": n.Epoch}
+	for name, v := range m {
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			delete(m, name)
+		}
+	}
+	return m
 }
 
 // GroupFigures are those of a group of ranks.
@@ -39,7 +64,7 @@ func (s *Stream) Figures() Figures {
 	defer s.mu.Unlock()
 	c := s.clock
 	c.advance(now)
-	f := Figures{Time: s.start.Add(now), Start: s.start, Step: s.step, Last: s.lastStep, Phases: c.times, Memory: s.memory, Events: map[string]uint64{}}
+	f := Figures{Time: s.start.Add(now), Start: s.start, Step: s.step, Last: s.lastStep.finite(), Phases: c.times.byName(), Memory: s.memory, Events: map[string]uint64{}}
 	for k, n := range s.byKind {
 		if n > 0 {
 			f.Events[Kind(k).String()] = n

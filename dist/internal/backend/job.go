@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
@@ -48,9 +49,9 @@ type Job interface {
 	// Place says which rank of how many this process is.
 	Place() (rank, worldSize int)
 	// Meet brings all ranks of the job together. end ends ctx, with a reason. answer
-	// writes the flight recorder when the launcher asks for that. Where Meet fails, it
+	// writes the flight recorder or the figures when the launcher asks for that. Where Meet fails, it
 	// has told the other ranks why.
-	Meet(ctx context.Context, end context.CancelCauseFunc, answer func(request uint64)) (*Roster, Forming, error)
+	Meet(ctx context.Context, end context.CancelCauseFunc, answer func(e agentpipe.Event)) (*Roster, Forming, error)
 	// NewGroup begins to form a group of some ranks. end ends ctx, with a reason. The
 	// forming is nil where this rank has no part in it.
 	NewGroup(ctx context.Context, end context.CancelCauseFunc, parent *Parent, w *Wish) (Forming, error)

@@ -10,13 +10,17 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/event"
 )
 
-// BlackBox is a rank's flight recorder, which its groups share, and the file
-// that it is written to. A nil BlackBox writes nothing.
+// BlackBox is a rank's flight recorder and its events, which its groups share, and the files
+// that they are written to. A nil BlackBox writes nothing.
 type BlackBox struct {
+	who      flight.Who
 	recorder *flight.Recorder
+	stream   *event.Stream
 
 	mu       sync.Mutex // one file after the other: the last written is the latest
 	reason   string     // of the first failure
@@ -34,7 +38,9 @@ const (
 
 // NewBlackBox returns the box of a rank.
 func NewBlackBox(rank, worldSize int, host string, pid int) *BlackBox {
-	return &BlackBox{recorder: flight.New(flight.Who{Rank: rank, WorldSize: worldSize, Host: host, PID: pid})}
+	who := flight.Who{Rank: rank, WorldSize: worldSize, Host: host, PID: pid}
+	r := flight.New(who)
+	return &BlackBox{who: who, recorder: r, stream: event.New(r.Start())}
 }
 
 // Failed writes the dump because a group has failed, if the environment says where to.
@@ -56,15 +62,21 @@ func (b *BlackBox) Failed(err error) {
 	b.written = time.Now()
 }
 
-// Answer writes the dump that the launcher asks for.
-func (b *BlackBox) Answer(request uint64) {
+// Answer writes the dump or the figures that the launcher asks for.
+func (b *BlackBox) Answer(e agentpipe.Event) {
 	dir, ok := envvar.RecorderDir.Lookup()
 	if b == nil || !ok {
 		return
 	}
+	if e.Kind == agentpipe.KindFigures {
+		if os.MkdirAll(dir, 0o700) == nil {
+			_ = event.Write(dir, event.File{Rank: b.who.Rank, WorldSize: b.who.WorldSize, Host: b.who.Host, PID: b.who.PID, Request: e.Request, Figures: b.stream.Figures()})
+		}
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.asked = request
+	b.asked = e.Request
 	b.write(dir)
 }
 
@@ -75,6 +87,14 @@ func (b *BlackBox) write(dir string) {
 	if os.MkdirAll(dir, 0o700) == nil {
 		_ = flightlog.Write(dir, d)
 	}
+}
+
+// Stream returns the rank's events, whose times count as those of the recorder.
+func (b *BlackBox) Stream() *event.Stream {
+	if b == nil {
+		return nil
+	}
+	return b.stream
 }
 
 // Recorder returns the flight recorder.

@@ -9,6 +9,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/internal/goroutine"
 )
 
@@ -255,16 +256,22 @@ func (l *Log) Begun(t Ticket) Ticket {
 	return t
 }
 
-// Ended says how a call has ended.
-func (l *Log) Ended(t Ticket, c *operation.Call, err error) {
+// Start is the moment from which times count.
+func (r *Recorder) Start() time.Time { return r.start }
+
+// Ended says how a call has ended, and returns when the program called it, and when it began and
+// ended. An entry that is lost has begun when it was called.
+func (l *Log) Ended(t Ticket, c *operation.Call, err error) (at event.Span) {
 	if l == nil {
-		return
+		return at
 	}
 	r := l.r
 	now := max(1, int64(time.Since(r.start)))
+	at = event.Span{Called: time.Duration(t.begun), Begun: time.Duration(t.begun), Ended: time.Duration(now)}
 	r.mu.Lock()
 	if e := r.find(t); e != nil {
 		e.ended, e.err = now, err
+		at.Called = time.Duration(e.called)
 	}
 	switch {
 	case err != nil:
@@ -279,6 +286,7 @@ func (l *Log) Ended(t Ticket, c *operation.Call, err error) {
 		}
 	}
 	r.mu.Unlock()
+	return at
 }
 
 // Waited returns how many collectives of the group have ended on this rank, and

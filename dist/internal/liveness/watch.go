@@ -37,7 +37,7 @@ type Watch struct {
 	ended  chan struct{}     // closed when listening has ended
 
 	mu       sync.Mutex
-	dump     func(request uint64) // answers the agent's requests for dumps; nil: not yet
+	dump     func(e agentpipe.Event) // answers what the agent asks; nil: not yet
 	dead     map[int]Loss         // by rank in the job
 	asked    map[int]time.Time    // when it was first asked how a rank died
 	news     chan struct{}        // closed and replaced when the agent tells of a death
@@ -102,12 +102,12 @@ func (w *Watch) listen() {
 		switch {
 		case err != nil && !isLine(err):
 			return
-		case err == nil && e.Kind == agentpipe.KindDump:
+		case err == nil && (e.Kind == agentpipe.KindDump || e.Kind == agentpipe.KindFigures):
 			w.mu.Lock()
 			dump := w.dump
 			w.mu.Unlock()
 			if dump != nil {
-				dump(e.Request)
+				dump(e)
 			}
 			continue
 		case err != nil || e.Kind != agentpipe.KindExited:
@@ -123,8 +123,8 @@ func (w *Watch) listen() {
 	}
 }
 
-// SetDump says what answers the agent's requests for dumps.
-func (w *Watch) SetDump(dump func(request uint64)) {
+// SetDump says what answers the agent's requests for dumps and figures.
+func (w *Watch) SetDump(dump func(e agentpipe.Event)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dump = dump

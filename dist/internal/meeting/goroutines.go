@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -53,7 +54,7 @@ func Alone(s *backend.Settings) backend.Job {
 func (j *goroutine) Place() (rank, worldSize int) { return j.rank, j.size }
 
 // Meet implements [backend.Job]. The others are there already.
-func (j *goroutine) Meet(context.Context, context.CancelCauseFunc, func(uint64)) (*backend.Roster, backend.Forming, error) {
+func (j *goroutine) Meet(context.Context, context.CancelCauseFunc, func(agentpipe.Event)) (*backend.Roster, backend.Forming, error) {
 	return &backend.Roster{Where: j.where, Keys: j.keys, Store: store.Prefix(j.keys, "user/")}, &goWorld{j}, nil
 }
 

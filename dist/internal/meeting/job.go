@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/liveness"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -72,7 +73,7 @@ func Start(ctx context.Context, s *backend.Settings) (backend.Job, error) {
 func (m *meeting) Place() (rank, worldSize int) { return m.rank, m.worldSize }
 
 // Meet implements [backend.Job].
-func (m *meeting) Meet(ctx context.Context, end context.CancelCauseFunc, answer func(request uint64)) (*backend.Roster, backend.Forming, error) {
+func (m *meeting) Meet(ctx context.Context, end context.CancelCauseFunc, answer func(e agentpipe.Event)) (*backend.Roster, backend.Forming, error) {
 	var err error
 	if m.agent, err = liveness.New(m.host == nil); err != nil {
 		return nil, nil, fmt.Errorf("dist: init: %w", err)

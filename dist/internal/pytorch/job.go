@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -85,7 +86,7 @@ func Start(ctx context.Context, s *backend.Settings) (backend.Job, error) {
 func (j *job) Place() (rank, worldSize int) { return j.rank, j.worldSize }
 
 // Meet implements [backend.Job].
-func (j *job) Meet(ctx context.Context, end context.CancelCauseFunc, answer func(request uint64)) (*backend.Roster, backend.Forming, error) {
+func (j *job) Meet(ctx context.Context, end context.CancelCauseFunc, answer func(e agentpipe.Event)) (*backend.Roster, backend.Forming, error) {
 	if level, _ := envvar.PyTorchDebug.Lookup(); strings.EqualFold(level, "DETAIL") {
 		return nil, nil, fmt.Errorf("dist: init rank %d of %d with PyTorch: %w", j.rank, j.worldSize, &envvar.Error{Var: envvar.PyTorchDebug, Value: level,
 			Want: "OFF or INFO on all ranks, for with DETAIL those of PyTorch wait for this one in groups that it has not"})
