@@ -100,6 +100,9 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in the store still
 		defer a.endStore()
 	}
+	if a.cfg.Watcher != nil {
+		a.cfg.Watcher.Begin(a.attempt.Number, a.attempt.WorldSize)
+	}
 	failed, err := a.startAll(ctx)
 	if a.guard != nil {
 		a.orphans.keep(a.guard.proc.Pid)
@@ -183,8 +186,12 @@ func (a *agent) do(e event) {
 	if e, ok := e.(signalled); ok && a.attempt.OnSignal != nil {
 		a.attempt.OnSignal(e.sig)
 	}
-	known := len(a.supervisor.failures)
+	known, asked := len(a.supervisor.failures), a.supervisor.phase >= stopping
 	actions := a.supervisor.step(time.Now(), e)
+	if e, ok := e.(exited); ok && a.cfg.Watcher != nil {
+		end := &Failure{Code: e.code, Signal: e.sig}
+		a.cfg.Watcher.Ended(a.rank(e.local), e.code != 0 || e.sig != 0, asked, end.how())
+	}
 	for _, end := range a.supervisor.failures[known:] {
 		if a.attempt.OnFailure != nil {
 			a.attempt.OnFailure(a.failure(end))

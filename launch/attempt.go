@@ -43,6 +43,21 @@ type Attempt struct {
 	Kill <-chan struct{}
 }
 
+// Watcher is told what happens to the workers of a host. Several goroutines call its methods, which
+// must not wait.
+type Watcher interface {
+	// Begin says that an attempt begins: restarts after failures before it, and the ranks of the job.
+	Begin(attempt, world int)
+	// Started says that a worker was started.
+	Started(rank, local, pid int, host string)
+	// Line has a line, or a piece of a long one, that a worker has written, with its end and without the
+	// job's token. It is valid during the call. The output of a rank that Config.PassRank0 lets through is not seen.
+	Line(rank int, isErr bool, line []byte)
+	// Ended says that a worker has ended: whether it failed, whether the launcher had asked it to end,
+	// and how, as in "exited with code 1".
+	Ended(rank int, failed, asked bool, how string)
+}
+
 func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {
 	if a.NumNodes == 0 {
 		a.NumNodes = 1

@@ -101,6 +101,9 @@ type Config struct {
 	// Environment says which environment this machine must have.
 	Environment Environment
 
+	// Watcher is told what happens to the workers of this host; nil for nobody.
+	Watcher Watcher
+
 	// Grace is the time that a worker has to end after a signal; then it gets SIGKILL.
 	// Default 30 s.
 	Grace time.Duration

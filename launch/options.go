@@ -77,3 +77,8 @@ func WithExclusive() SpawnOption {
 func WithNotice(n Notice) SpawnOption {
 	return func(o *spawnOptions) { o.cfg.Notice = n }
 }
+
+// WithWatcher sets [Config].Watcher, which is told what happens to the ranks.
+func WithWatcher(w Watcher) SpawnOption {
+	return func(o *spawnOptions) { o.cfg.Watcher = w }
+}

@@ -73,10 +73,11 @@ func sameFile(a, b io.Writer) bool {
 // All complete lines of one read go out in one write.
 type relay struct {
 	prefix  []byte
-	dst     *sink    // nil: the stream is not shown
-	file    *os.File // nil: the stream is not kept
-	tail    *tail    // nil: the last lines are not kept
-	hider   hider    // covers the token
+	dst     *sink             // nil: the stream is not shown
+	file    *os.File          // nil: the stream is not kept
+	tail    *tail             // nil: the last lines are not kept
+	watch   func(line []byte) // nil: nobody watches
+	hider   hider             // covers the token
 	partial []byte
 	out     []byte
 
@@ -223,6 +224,9 @@ func (c *relay) broken() {
 func (c *relay) show() {
 	if c.tail != nil {
 		c.tail.add(c.partial)
+	}
+	if c.watch != nil {
+		c.watch(c.partial)
 	}
 	if c.dst != nil {
 		text := bytes.TrimRight(c.partial, "\r\n")

@@ -87,6 +87,9 @@ func (a *agent) start(i int, env []string, null *os.File) (err error) {
 		return err
 	}
 	a.orphans.worker(w.proc.Pid)
+	if a.cfg.Watcher != nil {
+		a.cfg.Watcher.Started(a.rank(i), i, w.proc.Pid, a.host)
+	}
 	for k, r := range c.relays {
 		a.relays.Go(func() { r.run(w.files[k]) })
 	}
@@ -146,6 +149,10 @@ func (a *agent) relaysOf(i int, t *tail) (relays []*relay, err error) {
 			return nil, err
 		}
 		r.hider.secret = a.secret
+		if w := a.cfg.Watcher; w != nil {
+			rank := a.rank(i)
+			r.watch = func(line []byte) { w.Line(rank, k == 1, line) }
+		}
 		relays = append(relays, r)
 	}
 	relays[1].tail = t

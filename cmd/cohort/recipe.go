@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/monitor/dashboard"
 	"github.com/cohort-ml/cohort/train"
 )
 
@@ -44,11 +45,13 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 	addSettings(cmd, s)
 	var file string
 	var asJSON, print bool
+	var dash dashboardFlag
 	fl := cmd.Flags()
 	fl.StringVar(&file, "config", "", "take settings from a TOML `FILE`, by the names of flags, one in a line; a flag comes before the file")
 	fl.BoolVar(&print, "print-config", false, "print all settings of the run and where each comes from, and train nothing")
 	fl.BoolVar(&asJSON, "json", false, "print progress on standard output as JSON, one object in a line")
-	groupFlags(fl, "Configuration and output", "config", "print-config", "json")
+	dash.add(fl)
+	groupFlags(fl, "Configuration and output", "config", "print-config", "json", "dashboard")
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if file != "" {
@@ -67,7 +70,12 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		if r.shared.Storage, err = openPlace(r.shared.SaveTo); err != nil {
 			return usageError{fmt.Errorf("--save-to: %w", err)}
 		}
+		if err := dash.check(); err != nil {
+			return usageError{err}
+		}
 		numRanks := r.shared.Ranks
+		opts := []launch.SpawnOption{launch.WithPassRank0()}
+		over := func(error) {}
 		if !launch.IsRank() {
 			launch.KeepSecrets()
 			if err := launch.CheckRanks(numRanks); err != nil {
@@ -84,6 +92,14 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 			if !asJSON {
 				fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", numRanks, ranks(numRanks))
 			}
+			if dash.addr != "" {
+				job := dashboard.NewJob(cmd.CommandPath(), meshOf(r.shared))
+				job.SetLogNote("rank 0 prints on the terminal of the job; its notes are among the events")
+				if over, err = dash.serve("cohort train "+cmd.Name()+": "+r.shared.Out, []string{r.shared.Out}, job, cmd.ErrOrStderr()); err != nil {
+					return usageError{err}
+				}
+				opts = append(opts, launch.WithWatcher(job))
+			}
 		}
 		r.shared.Prover = func(ctx context.Context, step int) (*train.Comparison, error) {
 			return proveInChild(ctx, inPlace(cmp.Or(r.shared.SaveTo, r.shared.Out), checkpoint.StepName(step)))
@@ -91,7 +107,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		rank := dist.Main(func(ctx context.Context, group *dist.Group) error {
 			return r.run(ctx, group, given, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		})
-		return launch.Spawn(cmd.Context(), numRanks, func(ctx context.Context) error {
+		err = launch.Spawn(cmd.Context(), numRanks, func(ctx context.Context) error {
 			// Rank 0 writes to the standard output of the command. If the reader of a
 			// pipe ends (| head), the training must not.
 			signal.Ignore(syscall.SIGPIPE)
@@ -100,7 +116,9 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				os.Exit(exitFailed) // the reporter has said so: the job is not complete
 			}
 			return err
-		}, launch.WithPassRank0())
+		}, opts...)
+		over(err)
+		return err
 	}
 	return cmd
 }

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/cobra"
@@ -25,6 +27,7 @@ const maxReported = 64
 func newReportCommand() *cobra.Command {
 	var asJSON bool
 	var html string
+	var dash dashboardFlag
 	cmd := &cobra.Command{
 		Use:   "report RUN...",
 		Short: "Show what runs came to, and compare them",
@@ -34,8 +37,10 @@ what to look at. RUN is the directory of a run (--out of the training), in which
 rank 0 keeps the file history.jsonl.
 
 --html writes one file with the curves of all runs, and the settings in which they
-differ. The file needs no network: send it to somebody.`,
+differ. The file needs no network: send it to somebody. --dashboard serves the same
+page until Ctrl-C, and follows runs that are at work.`,
 		Example: `  cohort report out/lm
+  cohort report --dashboard 127.0.0.1:0 out/lm
   cohort report --html report.html out/lm out/lm-again`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -47,6 +52,12 @@ differ. The file needs no network: send it to somebody.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if dash.addr != "" {
+				if html != "" || asJSON {
+					return usageError{errors.New("report: --dashboard serves a page and prints nothing else: leave --html and --json out")}
+				}
+				return serveReport(cmd, &dash, args)
+			}
 			runs, err := readRuns(args)
 			if err != nil {
 				return err
@@ -76,7 +87,37 @@ differ. The file needs no network: send it to somebody.`,
 	}
 	cmd.Flags().StringVar(&html, "html", "", "also write one self-contained page with curves to `FILE`")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a run")
+	dash.add(cmd.Flags())
 	return cmd
+}
+
+// serveReport serves the page of runs until the command is interrupted.
+func serveReport(cmd *cobra.Command, dash *dashboardFlag, dirs []string) error {
+	for _, dir := range dirs {
+		if info, err := os.Stat(dir); err != nil {
+			return fmt.Errorf("report: %w", err)
+		} else if !info.IsDir() {
+			return fmt.Errorf("report: %s is no directory: give the directory of a run (--out of the training)", dir)
+		}
+	}
+	over, err := dash.serve(reportTitle(dirs), dirs, nil, cmd.ErrOrStderr())
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	over(nil)
+	return nil
+}
+
+// reportTitle is the title of a page of runs.
+func reportTitle(dirs []string) string {
+	var names []string
+	for _, dir := range dirs {
+		names = append(names, filepath.Base(dir))
+	}
+	return "Report of " + strings.Join(names, ", ")
 }
 
 // readRuns reads the histories of runs, and their settings where they have some.
@@ -124,15 +165,15 @@ func settingsOf(path string) (map[string]string, error) {
 
 // writeReport writes the page, whole or not at all.
 func writeReport(path string, runs []report.Run) error {
-	var names []string
+	var dirs []string
 	for _, r := range runs {
-		names = append(names, filepath.Base(r.Name))
+		dirs = append(dirs, r.Name)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	err = errors.Join(report.HTML(f, "Report of "+strings.Join(names, ", "), runs), f.Chmod(0o644), f.Close())
+	err = errors.Join(report.HTML(f, reportTitle(dirs), runs), f.Chmod(0o644), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/launch"
 	"github.com/cohort-ml/cohort/launch/rendezvous"
+	"github.com/cohort-ml/cohort/monitor/dashboard"
 )
 
 // runFlags are the flags of cohort run: torchrun's (torchrun.go) and its own.
@@ -29,6 +30,7 @@ type runFlags struct {
 	survivors bool
 	notice    launch.Notice
 	mpirun    string
+	dashboard dashboardFlag
 	hostFlags
 }
 
@@ -150,11 +152,30 @@ func (f *runFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 	launch.KeepSecrets()
+	over, err := f.watch(cmd, &cfg)
+	if err != nil {
+		return usageError{err}
+	}
 	err = launch.Run(cmd.Context(), cfg)
+	over(err)
 	if nodes, ok := cfg.Nodes.(*rendezvous.Nodes); ok {
 		f.tellNodes(cmd.Context(), nodes, err)
 	}
 	return err
+}
+
+// watch serves the dashboard of the job, if one was asked for.
+func (f *runFlags) watch(cmd *cobra.Command, cfg *launch.Config) (over func(error), err error) {
+	if f.dashboard.addr == "" {
+		return func(error) {}, nil
+	}
+	name := cfg.Program
+	for _, p := range cfg.Programs {
+		name = strings.TrimSpace(name + " " + p.Path)
+	}
+	job := dashboard.NewJob(name, nil)
+	cfg.Watcher = job
+	return f.dashboard.serve("cohort run "+name, f.dashboard.runs, job, cmd.ErrOrStderr())
 }
 
 // tellNodes tells the other machines why this one does not come, if it has not met them.
@@ -189,6 +210,9 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.envCheck, "env-check", "stop", "what happens before ranks start if the environments of the machines differ: differences that must not be stop the job, all are only printed (warn), or none are looked for (off)")
 	oneOf(flags, "env-check", "stop", "warn", "off")
 	flags.StringVar(&f.envFile, "env-file", "", "`FILE` of cohort env export with the environment that this machine must have")
+	f.dashboard.add(flags)
+	flags.StringArrayVar(&f.dashboard.runs, "dashboard-run", nil, "the dashboard also shows the run in this `DIR`, such as the --out of a training; may be repeated")
+	groupFlags(flags, "Output", "dashboard", "dashboard-run")
 	groupFlags(flags, "Machine", "token-file", "env-check", "env-file")
 	f.hostFlags.add(flags)
 }

@@ -126,6 +126,9 @@ func (f *runFlags) runHosts(cmd *cobra.Command, args []string) error {
 	if err := f.fromEnvironment(cmd.Flags()); err != nil {
 		return usageError{err}
 	}
+	if f.dashboard.addr != "" {
+		return usageError{errors.New("run: --dashboard shows the ranks of one machine, and not those that start by ssh: start one launcher a machine (--nnodes), and give --dashboard to each")}
+	}
 	hosts, err := f.list()
 	if err == nil {
 		err = f.fitsHosts(hosts)

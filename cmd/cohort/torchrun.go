@@ -112,7 +112,7 @@ func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 // notPET are the flags without an environment variable: those that only cohort run
 // has, and those that have none in torchrun either.
 var notPET = []string{"help", "token-file", "survivors", "notice-file", "notice-url", "logs-specs", "numa-binding", "print-completion", "program", "store", "mpi", "env-check", "env-file",
-	"hosts", "hostfile", "copy", "ssh", "ssh-timeout", "remote-cohort", "remote-dir", "export"}
+	"hosts", "hostfile", "copy", "ssh", "ssh-timeout", "remote-cohort", "remote-dir", "export", "dashboard", "dashboard-run"}
 
 // fromEnvironment sets the flags that are not on the command line to the values of
 // their environment variables.

@@ -45,4 +45,5 @@
 //	ranks.go    records about each rank, and values
 //	writer.go   Writer: bounds, and the file
 //	reader.go   Read, and what a history knows as a whole
+//	follower.go Follower: a history that grows
 package history

@@ -9,15 +9,19 @@
 // [Summarize] computes what people ask first: is it learning, is it fast, what did restarts cost,
 // is it overfitting. Text and HTML show the same summary; HTML draws the curves besides.
 //
-// # The HTML file
+// # The page
 //
-// The file needs no network, and loads nothing. It has the style and the scripts of page/, where
-// uPlot 1.6.32 (MIT, by Leon Sorokin) draws the curves. The data of the runs stand in the file as
-// JSON, in which no text can end the script.
+// One page shows runs that have ended, as a file ([HTML]), and jobs at work, from a server
+// (package monitor/dashboard, [Page]). It needs no network, and loads nothing: its style and its
+// scripts, in page/, stand in it, and its security policy names them by their hashes. uPlot 1.6.32
+// (MIT, by Leon Sorokin) draws the curves. The data ([Data]) stand in the page as JSON, in which no
+// text can end the script. A live page asks for what is new.
 //
 // # Files
 //
 //	summary.go   Summarize: numbers and doubts of one run
+//	verdicts.go  Verdicts: answers to what people ask
 //	text.go      Text, and the sparkline
-//	html.go      HTML; page/ has its parts
+//	data.go      Data: what the page shows
+//	html.go      HTML and Page; page/ has the parts
 package report

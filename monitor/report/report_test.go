@@ -3,10 +3,14 @@
 package report_test
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"flag"
+	"html"
 	"math"
 	"os"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -138,27 +142,74 @@ func TestHTML(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	found := regexp.MustCompile(`(?s)<script type="application/json" id="runs">(.*?)</script>`).FindStringSubmatch(page.String())
+	found := regexp.MustCompile(`(?s)<script type="application/json" id="data">(.*?)</script>`).FindStringSubmatch(page.String())
 	if found == nil {
 		t.Fatal("the page has no data")
 	}
-	var runs []struct {
-		Name        string
-		Steps       []history.Step
-		Evaluations []history.Evaluation
-	}
-	if err := json.Unmarshal([]byte(found[1]), &runs); err != nil {
+	var d report.Data
+	if err := json.Unmarshal([]byte(found[1]), &d); err != nil {
 		t.Fatal(err)
 	}
-	if len(runs) != 2 || runs[1].Name != b.Name || len(runs[0].Steps) != 100 || len(runs[1].Evaluations) != 6 || !math.IsNaN(float64(runs[1].Steps[7].Loss)) {
-		t.Errorf("got %d runs, the second %q", len(runs), runs[1].Name)
+	if len(d.Runs) != 2 || d.Live || d.Runs[1].Name != b.Name || len(d.Runs[0].Steps) != 100 || len(d.Runs[1].Evaluations) != 6 || !math.IsNaN(float64(d.Runs[1].Steps[7].Loss)) {
+		t.Errorf("got %d runs, the second %q", len(d.Runs), d.Runs[1].Name)
+	}
+	if want := []report.Difference{{Name: "lr", Values: []string{"0.001", "<i>0.01</i>"}}}; !reflect.DeepEqual(d.Differ, want) {
+		t.Errorf("what differs is %+v, want %+v", d.Differ, want)
 	}
 	for _, bad := range []string{"<b>b", "<i>0.01", "<img"} {
 		if strings.Contains(page.String(), bad) {
 			t.Errorf("the page has the markup %s of a run", bad)
 		}
 	}
-	if !strings.Contains(page.String(), "<th>lr</th>") || strings.Contains(page.String(), "<th>steps</th><td>") {
-		t.Error("the table of settings does not have lr alone")
+	// The policy allows the style and the script of the page by their hashes, and nothing else.
+	policy := regexp.MustCompile(`Content-Security-Policy" content="(.*?)"`).FindStringSubmatch(page.String())
+	if policy == nil || strings.Contains(policy[1], "unsafe") || strings.Contains(policy[1], "connect-src") {
+		t.Fatalf("got the policy %q", policy)
+	}
+	for _, tag := range []string{"style", "script"} {
+		text := regexp.MustCompile(`(?s)<` + tag + `>(.*?)</` + tag + `>`).FindStringSubmatch(page.String())
+		sum := sha256.Sum256([]byte(text[1]))
+		if !strings.Contains(html.UnescapeString(policy[1]), tag+"-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"'") {
+			t.Errorf("the policy does not allow the %s of the page: %s", tag, policy[1])
+		}
+	}
+}
+
+// TestVerdicts: what a person asks is answered from the history.
+func TestVerdicts(t *testing.T) {
+	r := run("out/a", 100)
+	answers := func() (all []string) {
+		for _, v := range report.Verdicts(r.History) {
+			all = append(all, v.State+": "+v.Answer)
+		}
+		return all
+	}
+	if got, want := answers(), []string{"good: yes, the loss falls", "good: no", "good: 200 tokens/s", "good: nothing, there was none"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	h := r.History
+	for i := 5; i < len(h.Evaluations); i++ {
+		h.Evaluations[i].Metrics[0].Value = history.Number(0.6 + float64(i)/10)
+	}
+	// Step 60 was done when the process ended; the next one begins 30 s later at step 50, and needs
+	// 2 s for its start.
+	h.Runs = append(h.Runs, h.Runs[0])
+	h.Runs[1].Time, h.Runs[1].FirstStep = 1060, 50
+	for i := 50; i < 100; i++ {
+		h.Steps[i].Time = history.Seconds(1062 + float64(i-49)/2)
+	}
+	h.Lost = []history.Lost{{Time: 1060, Step: 50, Until: 60, Last: 1030, Seconds: 5, Times: 1}}
+	h.Evaluations, h.End = h.Evaluations[:5:5], nil
+	for i := 6; i <= 10; i++ {
+		h.Evaluations = append(h.Evaluations, history.Evaluation{Step: 10 * i, Time: h.Steps[10*i-1].Time, Metrics: []history.Metric{{Name: "loss", Value: history.Number(1 + float64(i)/10)}}})
+	}
+	if got, want := report.LastRestart(h), (report.Restart{Step: 50, Again: 5, Stopped: 30, Starting: 2}); got != want {
+		t.Errorf("the last restart is %+v, want %+v", got, want)
+	}
+	if got, want := answers(), []string{"good: yes, the loss falls", "look: yes, since step 50", "good: 200 tokens/s", "look: the last one 37s"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := report.Verdicts(nil); len(got) != 1 || got[0].State != report.Unknown {
+		t.Errorf("of no history: got %+v", got)
 	}
 }

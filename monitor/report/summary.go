@@ -198,20 +198,18 @@ func (s *Summary) doubts() []string {
 	if s.NonFinite > 0 {
 		doubt("%d of %d steps were not finite: lower the learning rate, or clip the gradients", s.NonFinite, s.Done)
 	}
-	if v := s.Validation; v != nil && v.Value.IsFinite() && v.Best.IsFinite() && v.Step > v.BestStep {
-		if worse := math.Abs(float64(v.Value - v.Best)); worse > worseBy*math.Abs(float64(v.Best)) && s.LastLoss < s.FirstLoss {
-			doubt("%s on what was not trained on was best after step %d (%s) and is %s after step %d, while the loss falls: the model overfits; take the best checkpoint, more data, or fewer steps",
-				v.Name, v.BestStep, number(v.Best), number(v.Value), v.Step)
-		}
+	if v := s.Validation; s.overfits() {
+		doubt("%s on what was not trained on was best after step %d (%s) and is %s after step %d, while the loss falls: the model overfits; take the best checkpoint, more data, or fewer steps",
+			v.Name, v.BestStep, number(v.Best), number(v.Value), v.Step)
 	}
-	if s.LastLoss >= s.FirstLoss && s.Done > 20 {
+	if s.LastLoss >= s.FirstLoss && s.Done > minJudged {
 		doubt("the loss does not fall (%s at the beginning, %s at the end): check the data and the learning rate", number(s.FirstLoss), number(s.LastLoss))
 	}
 	total := float64(s.Time.Total)
 	if lost := s.Time.Again + s.Time.Idle; total > 0 && lost > lostShare*total {
 		doubt("restarts cost %.0f %% of the time: save more often (--save-every), and look why the processes ended", 100*lost/total)
 	}
-	if other := float64(s.Time.Other); s.Done > 20 && total > 0 && other > slowShare*total {
+	if other := float64(s.Time.Other); s.Done > minJudged && total > 0 && other > slowShare*total {
 		doubt("%.0f %% of the time passed outside of steps (starts, evaluations, waits for checkpoints): evaluate and save less often", 100*other/total)
 	}
 	return d
