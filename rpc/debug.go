@@ -4,10 +4,8 @@ package rpc
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
 	"fmt"
-	"html/template"
 	"net/http"
 	"slices"
 	"time"
@@ -129,11 +127,6 @@ func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
 // of their host. The command cohort rpc show --pid looks for it.
 const SocketPrefix = link.SocketPrefix
 
-//go:embed debug.html
-var debugText string
-
-var debugTemplate = template.Must(template.New("debug").Funcs(template.FuncMap{"bytes": sizeText, "short": timeText}).Parse(debugText))
-
 // sizeText writes a number of bytes.
 func sizeText(n uint64) string {
 	for _, unit := range []string{"B", "KiB", "MiB"} {
@@ -168,7 +161,7 @@ func (a *Agent) DebugHandler() http.Handler {
 			_ = json.NewEncoder(w).Encode(page)
 		} else {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_ = debugTemplate.Execute(w, page)
+			_, _ = debugPage(page).WriteTo(w)
 		}
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -38,7 +37,12 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			}
 			return unknown("command", args[0], commandNames(cmd), cmd.CommandPath())
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asked, _ := cmd.Flags().GetBool("version"); asked {
+				return printVersion(cmd)
+			}
+			return cmd.Help()
+		},
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			if _, err := envvar.NumThreads.IntOr(1, 1, math.MaxInt32); err != nil {
 				return usageError{err}
@@ -53,8 +57,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			return nil
 		},
 	}
-	root.Version = version(debug.ReadBuildInfo())
-	root.SetVersionTemplate("{{.Version}}\n")
+	// A template of cobra's for the version would keep all methods of all types in the binary.
 	root.Flags().BoolP("version", "v", false, "print the version of this program")
 	root.PersistentFlags().BoolP("help", "h", false, "print this help")
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd, helpWidth(cmd.OutOrStdout())) })

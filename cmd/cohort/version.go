@@ -15,11 +15,13 @@ func newVersionCommand() *cobra.Command {
 		Use:   "version",
 		Short: "Print which build this is",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), version(debug.ReadBuildInfo()))
-			return err
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
 	}
+}
+
+func printVersion(cmd *cobra.Command) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), version(debug.ReadBuildInfo()))
+	return err
 }
 
 // version says which build a program is, as far as the Go command has noted it:

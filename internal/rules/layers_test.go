@@ -117,6 +117,9 @@ func checkExternal(from, imported string, test bool) string {
 	if imported == "C" {
 		return fmt.Sprintf("package %s uses cgo: Cohort builds without a C compiler; write it in Go or assembly, or open the library at run time behind a build tag", from)
 	}
+	if !test && (imported == "text/template" || imported == "html/template") {
+		return fmt.Sprintf("package %s imports %s, which keeps all exported methods of all types in the binary (8.5 MB of the command): use internal/markup, or fmt", from, imported)
+	}
 	if first, _, _ := strings.Cut(imported, "/"); !strings.Contains(first, ".") {
 		return "" // the standard library
 	}
@@ -247,6 +250,8 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"tensor", "fmt", false, true},
 		{"tensor", "C", false, false},
+		{"rpc", "html/template", false, false},
+		{"rpc", "html/template", true, true},
 		{"internal/mem", "golang.org/x/sys/unix", false, true},
 		{"dist", "golang.org/x/sync/errgroup", false, true},
 		{"dist", "golang.org/x/term", false, false},

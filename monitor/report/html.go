@@ -6,15 +6,17 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
-	"html/template"
+	"encoding/json"
 	"io"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/markup"
 	"github.com/cohort-ml/cohort/monitor/history"
 )
 
 // The parts of the page.
 var (
+	// pageHTML has verbs for policy, title, style, title, data and script.
 	//go:embed page/page.html
 	pageHTML string
 	//go:embed page/page.css
@@ -47,18 +49,16 @@ func HTML(w io.Writer, title string, runs []Run) error {
 // Page writes the page. If the data are live, it asks "updates" and "log" below its own address
 // for what is new, with the query of its own address.
 func Page(w io.Writer, d Data) error {
-	page, err := template.New("page").Parse(pageHTML)
+	data, err := json.Marshal(d) // has no < and no >, so it ends no script
 	if err != nil {
 		return err
 	}
 	style := plotStyle + pageStyle
 	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + jobScript + startScript + "})();\n"
-	return page.Execute(w, struct {
-		Title, Policy string
-		Style         template.CSS
-		Script        template.JS
-		Data          Data
-	}{Title: d.Title, Policy: policy(style, script, d.Live), Style: template.CSS(style), Script: template.JS(script), Data: d})
+	var p markup.Page
+	p.Put(pageHTML, policy(style, script, d.Live), d.Title, markup.Raw(style), d.Title, markup.Raw(data), markup.Raw(script))
+	_, err = p.WriteTo(w)
+	return err
 }
 
 // policy returns the content security policy of a page: its own style and script and nothing else,
