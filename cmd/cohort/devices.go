@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/device/cuda"
 	"github.com/cohort-ml/cohort/internal/devices"
 	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch"
@@ -24,20 +25,26 @@ import (
 func newDevicesCommand() *cobra.Command {
 	var asJSON, measure, check bool
 	var threads, ranks int
+	var device string
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List what a rank can compute on, and how fast it is",
 		Long: `List the processors that this process may use, with their features, caches and
 memory, and the rates of a matrix product and of a copy. List the GPUs that
 NVIDIA's driver knows, with memory, driver and links. Cohort itself computes on
-processors; GPUs serve the PyTorch ranks of a job.
+processors; GPUs serve the PyTorch ranks of a job. Lines that begin with cuda say
+which of CUDA's libraries a program built with -tags cuda finds, or what is missing.
+
+With --device cuda the command fails if CUDA cannot be used. A program that was
+built without CUDA then runs cohort-cuda, which lies beside it.
 
 With --check, ranks are started as cohort run starts them. Each one multiplies two
 matrices, which is compared with plain loops, and then all of them add up a tensor
 by an all-reduce.`,
 		Example: `  cohort devices
   cohort devices --json --measure=false
-  cohort devices --check --ranks 4`,
+  cohort devices --check --ranks 4
+  cohort devices --device cuda`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ranks < 1 || ranks > 256 {
@@ -49,6 +56,13 @@ by an all-reduce.`,
 			if err := setThreads(threads); err != nil {
 				return err
 			}
+			if err := useDevice(device); err != nil {
+				return err
+			}
+			found := cuda.Probe()
+			if device == "cuda" && !found.Usable() {
+				return fmt.Errorf("devices: --device cuda: %s", strings.Join(found.Problems, "; "))
+			}
 			l := devices.Find(cmd.Context())
 			if measure {
 				r, err := devices.Measure(cmd.Context(), tensor.NumThreads(), 300*time.Millisecond)
@@ -59,8 +73,9 @@ by an all-reduce.`,
 			}
 			out := struct {
 				devices.List
-				Check string `json:"check,omitempty"`
-			}{List: l}
+				CUDA  cuda.Status `json:"cuda"`
+				Check string      `json:"check,omitempty"`
+			}{List: l, CUDA: found}
 			if check {
 				launch.KeepSecrets()
 				if err := checkDevices(cmd.Context(), ranks); err != nil {
@@ -75,6 +90,7 @@ by an all-reduce.`,
 			}
 			var b strings.Builder
 			writeDevices(&b, l)
+			found.Write(&b)
 			if check {
 				fmt.Fprintf(&b, "check: %s\n", out.Check)
 			}
@@ -86,7 +102,9 @@ by an all-reduce.`,
 	fl.BoolVar(&asJSON, "json", false, "print one JSON object")
 	fl.BoolVar(&measure, "measure", true, "measure rates, for a third of a second")
 	fl.BoolVar(&check, "check", false, "start ranks that multiply and communicate, and check their results")
+	fl.StringVar(&device, "device", "cpu", "what must be usable: cpu or cuda")
 	fl.IntVar(&ranks, "ranks", 2, "number of ranks for --check")
+	oneOf(fl, "device", "cpu", "cuda")
 	threadsFlag(cmd, &threads)
 	return cmd
 }

@@ -37,7 +37,10 @@ func (l *Library) Lookup(symbol string) (address uintptr, ok bool) {
 }
 
 // Call calls a C function with arguments that are integers or pointers, and returns what
-// it returns. It blocks the thread, not other goroutines.
+// it returns. It blocks the thread, not other goroutines. What a pointer in the list of
+// arguments points to stays where it is during the call.
+//
+//go:uintptrescapes
 func Call(fn uintptr, args ...uintptr) uintptr {
 	result, _, _ := purego.SyscallN(fn, args...)
 	return result

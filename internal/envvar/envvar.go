@@ -88,6 +88,7 @@ const (
 	RecorderDir Var = "COHORT_RECORDER_DIR"
 	Notice      Var = "COHORT_NOTICE"
 	MPI         Var = "COHORT_MPI"
+	CUDAPath    Var = "COHORT_CUDA_PATH"
 	Backend     Var = "COHORT_BACKEND"
 	TestClock   Var = "COHORT_TEST_CLOCK"
 	Cache       Var = "COHORT_CACHE"
@@ -171,6 +172,7 @@ func declarations() []declaration {
 		{Notice, "file that appears when the launcher has had a notice that this machine is about to go: JSON with notice and deadline; set if --notice-file or --notice-url is given", false},
 		{Backend, "backend of dist.Init where the program names none: native (default), gloo or mpi; with mpi, a process that mpirun or srun has started is a rank", false},
 		{MPI, "with backend mpi: path or name of the MPI's library (default: the one of the launcher that started the process)", false},
+		{CUDAPath, "directories in which the libraries of CUDA are looked for first, separated by colons, in programs built with -tags cuda (docs/gpu.md)", false},
 		{Cache, "directory for what is made once of files of records: indexes, and copies of compressed files (default: cohort/records in the user's cache)", false},
 		{TestClock, "for tests: how far the clock of this process is from the right time, such as 90s, where clocks of nodes are compared", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
