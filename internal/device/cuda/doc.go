@@ -22,7 +22,7 @@
 // # Files
 //
 //   - library.go: where the libraries are looked for. status.go: what [Probe] finds out.
-//   - errors.go: the kinds of failures.
+//   - errors.go: the kinds of failures. allocator.go: memory.
 //
 // # Caveats
 //
