@@ -73,6 +73,9 @@ type Config struct {
 	// Binding says to which processors each rank is bound (Linux); default none.
 	Binding Binding
 
+	// Figures can be asked for what the ranks of this host have done; nil for nobody who asks.
+	Figures *Figures
+
 	// Dir is the workers' working directory, default this process's.
 	Dir string
 	// Env is the environment that workers inherit, as KEY=VALUE; default os.Environ(). The

@@ -82,3 +82,8 @@ func WithNotice(n Notice) SpawnOption {
 func WithWatcher(w Watcher) SpawnOption {
 	return func(o *spawnOptions) { o.cfg.Watcher = w }
 }
+
+// WithFigures sets [Config].Figures, which can be asked what the ranks have done.
+func WithFigures(f *Figures) SpawnOption {
+	return func(o *spawnOptions) { o.cfg.Figures = f }
+}

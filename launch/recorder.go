@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	events "github.com/cohort-ml/cohort/internal/event"
 )
 
 const (
@@ -82,10 +83,11 @@ func removeOldDumps(tmp string, before time.Time) {
 		if err != nil {
 			continue
 		}
-		files, _ := fs.Glob(root.FS(), "rank-*.json")
-		hidden, _ := fs.Glob(root.FS(), ".rank-*") // of a rank that was killed while it wrote
-		for _, name := range append(files, hidden...) {
-			_ = root.Remove(name)
+		for _, pattern := range []string{"rank-*.json", ".rank-*", events.FilePattern, "." + events.FilePattern} { // hidden: of a rank that was killed while it wrote
+			files, _ := fs.Glob(root.FS(), pattern)
+			for _, name := range files {
+				_ = root.Remove(name)
+			}
 		}
 		_ = root.Close()
 		_ = os.Remove(dir)
@@ -226,6 +228,7 @@ func isWorthDumps(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIG
 // says everything.
 func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, report *flightlog.Report) {
 	r.views.Wait()
+	removeFigures(r.dir)
 	if !failed {
 		if r.ours {
 			_ = os.RemoveAll(r.dir)

@@ -97,3 +97,6 @@ func (s *Stream) Waited(d time.Duration) {
 		t[Waiting] += d
 	}
 }
+
+// IsMessage reports whether the call was a send or a receive.
+func (s Sample) IsMessage() bool { return s.ID&messageBit != 0 }

@@ -100,3 +100,12 @@ func From(ctx context.Context) *Stream {
 	s, _ := ctx.Value(streamKey{}).(*Stream)
 	return s
 }
+
+// Kinds returns all kinds.
+func Kinds() []Kind {
+	kinds := make([]Kind, 0, numKinds)
+	for k := Step; k < numKinds; k++ {
+		kinds = append(kinds, k)
+	}
+	return kinds
+}

@@ -14,8 +14,9 @@ import (
 // FileVersion is the version of the file.
 const FileVersion = 1
 
-// FilePattern matches the names of all files of figures and what is left of one that was being written.
-const FilePattern = "*figures-*"
+// FilePattern matches the names of all files of figures, and behind a "." what is left of one that was
+// being written.
+const FilePattern = "figures-*"
 
 // Limits of a file. A rank has at most maxChannels groups with numOps operations.
 const (
@@ -33,6 +34,12 @@ type File struct {
 	PID       int     `json:"pid"`
 	Request   uint64  `json:"request"` // of the launcher, which the file answers
 	Figures   Figures `json:"figures"`
+}
+
+// Answer is what a rank has answered a launcher; File is nil if it has not.
+type Answer struct {
+	Rank int
+	File *File
 }
 
 // FileName is the name of a rank's file in the directory of a job.

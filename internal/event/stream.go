@@ -152,6 +152,14 @@ type Reader struct {
 	s             *Stream
 	calls, others uint64 // places of the next
 	lost          uint64
+	logged        bool // it passes collectives and phases over
+}
+
+// ReadLogged returns a reader of the events from now on but collectives and phases, which are many.
+func (s *Stream) ReadLogged() *Reader {
+	r := s.Read(false)
+	r.logged = true
+	return r
 }
 
 // Read returns a reader of the events from now on, and of those that are still there if past is true.
@@ -178,6 +186,9 @@ func (r *Reader) Next(to []Event) (n int) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.logged {
+		r.calls = s.calls.count
+	}
 	r.lost += skip(&r.calls, s.calls.oldest()) + skip(&r.others, s.others.oldest())
 	for ; n < len(to); n++ {
 		call, other := r.calls < s.calls.count, r.others < s.others.count
