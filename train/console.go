@@ -194,6 +194,9 @@ func (c *Console) Finish(f Finish) {
 	if f.Best != nil {
 		c.println("best        %s: %v after step %d", f.Best.Path, f.Best.Metric, f.Best.Step)
 	}
+	if f.Goodput != nil {
+		c.println("time        %v", f.Goodput)
+	}
 	c.println("checkpoint  %s", f.Checkpoint)
 	if f.Next != "" {
 		c.println("go on with  %s %s", c.command, f.Next)

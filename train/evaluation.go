@@ -28,6 +28,7 @@ type standing struct {
 
 	Batch   int                 `json:"batch,omitempty"`   // Options.Batch
 	Plateau *optim.PlateauState `json:"plateau,omitempty"` // that of the task
+	Goodput *Goodput            `json:"goodput,omitempty"` // up to the step
 }
 
 // rated is what an evaluation came to.

@@ -3,9 +3,11 @@
 package train
 
 import (
+	"context"
 	"math"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/monitor/history"
 )
 
@@ -16,6 +18,7 @@ const historyPatience = 5 * time.Second
 type historian struct {
 	Reporter
 	w    *history.Writer
+	log  *logbook
 	now  func() time.Time
 	done int // steps
 }
@@ -34,8 +37,14 @@ func (r *trainer[B]) keepHistory(s Start) (end func()) {
 	case aside != "":
 		r.report.Notice(aside)
 	}
-	r.report = &historian{Reporter: r.report, w: w, now: time.Now, done: s.FirstStep}
-	return func() { w.Close(historyPatience) }
+	r.historian = &historian{Reporter: r.report, w: w, now: time.Now, done: s.FirstStep, log: openLogbook(r.o.Out, r.axes.World.Events(), recipeOf(r.o.Recipe), r.report.Notice)}
+	r.report = r.historian
+	kept := r.historian
+	return func() {
+		kept.log.drain(w, kept.moment(), kept.Reporter.Notice)
+		kept.log.close()
+		w.Close(historyPatience)
+	}
 }
 
 // moment returns the time of a record.
@@ -48,8 +57,12 @@ func (h *historian) Step(s Step) {
 		Step: s.Step, Time: h.moment(), Loss: history.Number(s.Loss), LearningRate: history.Number(s.LearningRate), GradNorm: history.Number(s.GradNorm),
 		Size: s.Size, Seconds: s.Duration.Seconds(), Epoch: history.Number(s.Epoch),
 	})
-	if err := h.w.Err(); err != nil {
-		h.Reporter.Notice(err.Error())
+	h.log.step(s)
+	h.log.drain(h.w, h.moment(), h.Reporter.Notice)
+	for _, err := range []error{h.w.Err(), h.log.err()} {
+		if err != nil {
+			h.Reporter.Notice(err.Error())
+		}
 	}
 	h.Reporter.Step(s)
 }
@@ -61,6 +74,7 @@ func (h *historian) Evaluation(e Evaluation) {
 		kept.Metrics = append(kept.Metrics, history.Metric{Name: m.Name, Value: history.Number(m.Value), Unit: m.Unit, Higher: m.Higher})
 	}
 	h.w.Evaluation(kept)
+	h.log.evaluation(e)
 	h.Reporter.Evaluation(e)
 }
 
@@ -83,6 +97,7 @@ func (h *historian) Finish(f Finish) {
 		end.Best, end.BestStep = f.Best.Path, f.Best.Step
 	}
 	h.w.End(end)
+	h.log.end(f)
 	h.Reporter.Finish(f)
 }
 
@@ -92,4 +107,28 @@ func (r *trainer[B]) epoch() float64 {
 		return math.NaN()
 	}
 	return float64(r.feed.State().Position) / float64(r.task.Samples)
+}
+
+// noteRanks has the history keep where the time of the ranks went.
+func (r *trainer[B]) noteRanks(record history.Ranks) {
+	if r.historian != nil {
+		r.historian.w.Ranks(record)
+	}
+}
+
+// tellStep has a step among the events of this rank.
+func (r *trainer[B]) tellStep(s *event.Stream, all share, took time.Duration) {
+	s.StepDone(r.step, event.StepNumbers{
+		Loss: all.loss, LearningRate: r.opt.Groups()[0].LR(), GradNorm: all.norm, Size: float64(all.size), Seconds: took.Seconds(), Epoch: r.epoch(),
+	})
+}
+
+// compareTimes has the ranks compare where their time went, up to this step.
+func (r *trainer[B]) compareTimes(ctx context.Context) error {
+	if err := r.ledger.compare(ctx, r.step); err != nil {
+		return r.errorf("compare the times of the ranks after step %d: %w", r.step, err)
+	}
+	goodput := r.ledger.goodput
+	r.standing.Goodput = &goodput
+	return nil
 }

@@ -60,7 +60,7 @@ func (c MeshConfig) checkHook(task string) error {
 
 // ddpOptions are the options of a run on replicas.
 func (r *trainer[B]) ddpOptions() ([]parallel.DDPOption, error) {
-	opts := []parallel.DDPOption{parallel.WithOnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) })}
+	opts := []parallel.DDPOption{parallel.WithOnStraggler(nil)} // the ledger tells, for all strategies
 	hook, err := hookOf(r.o.Hook)
 	if err != nil {
 		return nil, r.errorf("Options.Hook: %w", err)

@@ -139,9 +139,8 @@ func (c LMConfig) checkSplit(m models.CausalLM) error {
 // tensor parallelism.
 func (r *lmRun) splitConfig() parallel.Config {
 	c := r.cfg
-	slow := func(s parallel.Straggler) { r.report.Notice(s.String()) }
 	return parallel.Config{
-		DDP:     []parallel.DDPOption{parallel.WithOnStraggler(slow)},
+		DDP:     []parallel.DDPOption{parallel.WithOnStraggler(nil)},
 		Context: parallel.ContextConfig{Attention: c.CPMethod},
 		Pipeline: parallel.PipelineConfig{
 			Schedule: c.schedule(), NumStages: c.Stages, Example: []*tensor.Tensor{tensor.New(tensor.Meta, tensor.Int64, c.Batch, c.Context)},

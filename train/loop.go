@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -40,6 +41,10 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		phaseOf(ctx).enter("doing the first step")
 	}
 	r.islandsBegun = time.Now()
+	stream := r.axes.World.Events()
+	stream.Enter(event.Other)
+	work = event.With(work, stream)
+	r.ledger = newLedger(r.axes.World, r.step, r.standing.Goodput, r.sameReplicas(), r.report.Notice, r.noteRanks)
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
 		r.emergency.begin(r.feed.State())
@@ -60,6 +65,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		r.emergency.within = false
 		phaseOf(ctx).begin()
 		r.replaced += all.replaced
+		r.tellStep(stream, all, time.Since(start))
 		r.report.Step(Step{
 			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),
 			Skipped: r.skipped, Replaced: r.replaced,
@@ -71,6 +77,11 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if err := r.exchange(work); err != nil {
 			return err
 		}
+		if r.ledger.due(r.step) {
+			if err := r.compareTimes(work); err != nil {
+				return err
+			}
+		}
 
 		r.tellSaved()
 		if all.failed {
@@ -79,7 +90,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 
 		last := r.step == r.o.Steps
 		if due(r.step, r.o.EvalEvery) || last {
-			if err := r.evaluate(work); err != nil {
+			if err := stream.Within(event.Evaluating, func() error { return r.evaluate(work) }); err != nil {
 				return err
 			}
 			r.tellWaiting()
@@ -87,7 +98,10 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		}
 		cut := r.standing.Due
 		if due(r.step, r.o.SaveEvery) || last || all.stop || cut {
-			if err := r.save(work); err != nil {
+			if err := r.compareTimes(work); err != nil { // what a checkpoint has is of its step
+				return err
+			}
+			if err := stream.Within(event.Saving, func() error { return r.save(work) }); err != nil {
 				return err
 			}
 			if !last && !all.stop && !cut && r.islands == nil { // the next step of an island depends on others
@@ -142,12 +156,15 @@ type share struct {
 func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.opt.ZeroGrad()
 	r.vote.begin()
+	stream := r.axes.World.Events()
 	batches, weights := make([]B, r.o.Accumulate), make([]float64, r.o.Accumulate)
+	stream.Enter(event.Data)
 	for i := range batches {
 		if batches[i], weights[i], err = r.next(ctx, &mine); err != nil {
 			return mine, err
 		}
 	}
+	stream.Enter(event.Other)
 	if err := r.weigh(ctx, batches, weights); err != nil {
 		return mine, err
 	}
@@ -156,6 +173,7 @@ func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 		passes[i] = r.pass(i, batches[i], weights[i])
 	}
 	loss, err := r.model.Step(ctx, passes)
+	stream.Enter(event.Other)
 	if err != nil {
 		return mine, err
 	}
@@ -174,6 +192,9 @@ func (r *trainer[B]) pass(i int, batch B, weight float64) parallel.Microbatch {
 			return c
 		},
 		Loss: func(c *nn.Ctx) *tensor.Tensor {
+			stream := r.axes.World.Events()
+			stream.Enter(event.Forward)
+			defer stream.Enter(event.Backward) // which follows, or the end of the step
 			loss := r.task.Loss(c, r.model, batch)
 			if loss == nil || loss.NumElems() != 1 {
 				c.Fail(lossError(loss))
@@ -251,6 +272,9 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 // factor of the gradients is NaN: the optimizer has then written nothing, on any rank,
 // and the run ends or goes on without the update.
 func (r *trainer[B]) update(ctx context.Context, mine share) (all share, err error) {
+	stream := r.axes.World.Events()
+	stream.Enter(event.Optimizer)
+	defer stream.Enter(event.Other)
 	norm, err := r.move(ctx, mine)
 	if err != nil {
 		return all, r.errorf("step %d: %w", r.step+1, err)

@@ -66,6 +66,7 @@ type Finish struct {
 	Best       *Best   // nil if that is the last one, or none is kept
 	Checkpoint string
 	Out        string
+	Goodput    *Goodput // where the time went; nil if no step was done
 }
 
 // Best is the best evaluation of a run, and where the weights of that step are.

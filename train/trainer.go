@@ -55,6 +55,8 @@ type trainer[B any] struct {
 	emergency emergency
 	recorder  recorder
 	provers   provers
+	ledger    *ledger    // nil before the first step
+	historian *historian // of rank 0; nil if the run has no history
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
@@ -317,7 +319,7 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.endProofs(ctx); err != nil {
 		return r.errorf("%w", err)
 	}
-	f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: storage.At(r.o.SaveTo, checkpoint.StepName(r.step)), Out: r.o.Out}
+	f := Finish{Steps: r.step, Goodput: r.standing.Goodput, Metrics: r.metrics, Checkpoint: storage.At(r.o.SaveTo, checkpoint.StepName(r.step)), Out: r.o.Out}
 	if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
 		f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: r.bestPlace().String()}
 	}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/event"
+	"github.com/cohort-ml/cohort/internal/loaded"
+	"github.com/cohort-ml/cohort/internal/seeded"
+	"github.com/cohort-ml/cohort/monitor/history"
+)
+
+// TestPhases: on every rank the phases of the steps add up to the time of the clock, however the model
+// is spread; and where ranks communicate, it shows.
+func TestPhases(t *testing.T) {
+	text := writeText(t, 40_000)
+	for _, name := range []string{"replicate1", "replicate2", "fsdp2", "pp2", "tp2"} {
+		t.Run(name, func(t *testing.T) {
+			c, ranks := onMesh(t, layered(t, text), name)
+			c.Out, c.Steps, c.EvalEvery, c.SaveEvery = filepath.Join(t.TempDir(), "out"), 12, 0, 4
+			l := newLog()
+			begin := time.Now()
+			if err := runWith(t, ranks, c, l); err != nil {
+				t.Fatal(err)
+			}
+			all := time.Since(begin).Seconds()
+			h, err := history.ReadDir(c.Out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			steps, inSteps, clock := 0, 0.0, 0.0
+			for _, s := range h.Steps {
+				inSteps += s.Seconds
+			}
+			sums, by := make([]float64, ranks), make([]map[string]float64, ranks)
+			for _, r := range h.Ranks {
+				steps, clock = steps+r.Steps, clock+r.Seconds
+				for name, column := range r.Phases {
+					for rank, v := range column {
+						if by[rank] == nil {
+							by[rank] = map[string]float64{}
+						}
+						sums[rank] += v
+						by[rank][name] += v
+					}
+				}
+			}
+			if steps != c.Steps {
+				t.Errorf("the records are of %d steps, want %d", steps, c.Steps)
+			}
+			slack := 0.02*clock + loaded.Allow(10*time.Millisecond).Seconds()
+			for rank, sum := range sums {
+				p := by[rank]
+				within := sum - p["evaluation"] - p["checkpoint"]
+				if math.Abs(sum-clock) > slack || sum > all || within < inSteps-slack && rank == 0 || p["forward"] <= 0 || p["backward"] <= 0 || p["optimizer"] <= 0 {
+					t.Errorf("rank %d: the phases are %v, %.4g s in all and %.4g s in steps; the clock says %.4g s of %.4g s, %.4g s in steps", rank, p, sum, within, clock, all, inSteps)
+				}
+				if ranks > 1 && p["communication"]+p["waiting"] <= 0 {
+					t.Errorf("rank %d never stood still: %v", rank, p)
+				}
+			}
+			g := l.finish.Goodput
+			total := 0.0
+			for _, v := range g.Phases {
+				total += v
+			}
+			if math.Abs(total-g.Seconds) > 1e-6*total || len(g.Ranks) != ranks || g.Starts != 1 || !strings.HasPrefix(g.String(), "compute ") {
+				t.Errorf("got %+v", g)
+			}
+		})
+	}
+}
+
+// TestGoodputGoesOn: a run that goes on adds to what its checkpoint says.
+func TestGoodputGoesOn(t *testing.T) {
+	c := tiny(t, writeText(t, 10_000))
+	c.Out, c.Steps, c.SaveEvery = filepath.Join(t.TempDir(), "out"), 4, 2
+	first, err := run(t, 1, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Steps = 8
+	second, err := run(t, 1, c, "steps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := first.finish.Goodput, second.finish.Goodput
+	if a.Starts != 1 || b.Starts != 2 || b.Seconds <= a.Seconds || b.Phases["forward"] <= a.Phases["forward"] {
+		t.Errorf("got %+v, then %+v", a, b)
+	}
+}
+
+// simulated returns what ranks with so long steps (seconds of computing, by rank) give in a window of
+// steps. Each step ends in a collective.
+func simulated(r *rand.Rand, ids *uint64, steps int, compute func(rank, step int) float64, ranks int) []event.Cut {
+	cuts := make([]event.Cut, ranks)
+	const move = 2e-4
+	for step := range steps {
+		took, last := make([]float64, ranks), 0.0
+		for i := range took {
+			took[i] = compute(i, step)
+			last = max(last, took[i])
+		}
+		*ids++
+		for i := range cuts {
+			stood := time.Duration((last - took[i] + move*(1+0.2*r.Float64())) * 1e9)
+			busy := time.Duration(took[i] * 1e9)
+			c := &cuts[i]
+			c.Steps, c.Calls = c.Steps+1, c.Calls+1
+			c.Times[event.Backward] += busy
+			c.Times[event.Communication] += stood
+			c.Wall += busy + stood
+			c.Running += stood
+			c.Held.CPU += busy
+			c.Samples = append(c.Samples, event.Sample{ID: *ids, Took: stood, Exposed: stood})
+		}
+	}
+	return cuts
+}
+
+// simulate plays windows of a job, and returns what it tells.
+func simulate(t *testing.T, seed uint64, ranks int, compute func(r *rand.Rand, rank, step int) float64) (notices []string, records []history.Ranks) {
+	t.Helper()
+	err := dist.Spawn(t.Context(), ranks, func(_ context.Context, g *dist.Group) error {
+		if g.Rank() != 0 {
+			return nil
+		}
+		r := rand.New(rand.NewPCG(seed, 1))
+		l := newLedger(g, 0, nil, nil, func(text string) { notices = append(notices, text) }, func(r history.Ranks) { records = append(records, r) })
+		ids := uint64(0)
+		for window := range 12 {
+			cuts := simulated(r, &ids, 20, func(rank, step int) float64 { return compute(r, rank, step) }, ranks)
+			l.take(20*(window+1), cuts)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return notices, records
+}
+
+// TestSlowRankIsNamed: a rank that is slowed by 20 % is named with the reason, whatever noise the
+// others have; and without one nobody is.
+func TestSlowRankIsNamed(t *testing.T) {
+	seed := seeded.Of(t)
+	noise := func(r *rand.Rand) float64 { // a few per cent, and a pause now and then
+		d := 0.02 * (1 + 0.03*r.NormFloat64())
+		if r.IntN(50) == 0 {
+			d += 0.01 * r.Float64()
+		}
+		return max(1e-3, d)
+	}
+	for i := range uint64(20) {
+		slow := int(i % 8)
+		notices, records := simulate(t, seed+i, 8, func(r *rand.Rand, rank, _ int) float64 {
+			d := noise(r)
+			if rank == slow {
+				d *= 1.2
+			}
+			return d
+		})
+		last := records[len(records)-1].Slow
+		if len(notices) != 1 || !strings.HasPrefix(notices[0], fmt.Sprintf("rank %d ", slow)) || !strings.Contains(notices[0], "it computes longer") || last == nil || last.Rank != slow {
+			t.Errorf("seed %d: rank %d is slow, and the job says %q, %+v", seed+i, slow, notices, last)
+		}
+	}
+	for i := range uint64(100) {
+		if notices, _ := simulate(t, seed+1000+i, 8, func(r *rand.Rand, _, _ int) float64 { return noise(r) }); len(notices) > 0 {
+			t.Errorf("seed %d: nobody is slow, and the job says %q", seed+1000+i, notices)
+		}
+	}
+}
