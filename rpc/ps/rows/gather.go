@@ -12,7 +12,7 @@ const (
 	// lockRows is the number of rows that are read under one lock.
 	lockRows = 512
 	// wave is the number of rows that are looked up together.
-	wave = 16
+	wave = 8
 	// prefetchBytes bounds what is fetched ahead of a row; the processor fetches the rest
 	// of a long row by itself.
 	prefetchBytes = 512
@@ -28,7 +28,7 @@ type lookup struct {
 
 // readScratch is the memory of one reader.
 type readScratch struct {
-	ahead  [2]lookup // the wave of this turn and the next
+	ahead  [3]lookup // the wave that is done in this turn, and the two behind it
 	raw    []byte    // a wave of rows in the table's dtype
 	floats []float32 // the same as float32
 	cold   []read    // of the call under way
@@ -138,28 +138,31 @@ func (t *Table) findCold(r *readScratch, l *lookup, keys []int64, at int) {
 }
 
 // eachWave looks keys up in waves, and calls fn with each, the position of its first key and
-// the number of its keys. Each wave is two turns on its way: the buckets of a wave are
-// fetched while the rows of the one before are, and fn has the one before that. So nobody
-// waits for the memory, if there is enough to do.
+// the number of its keys. Each wave is three turns on its way: its buckets are fetched in the
+// first, its rows in the second, and fn has it in the third. So nobody waits for the memory, if
+// there is enough to do. fn may move buckets, but not rows that waves have found.
 func (t *Table) eachWave(r *readScratch, keys []int64, fn func(l *lookup, at, n int)) {
 	s := &t.rows
 	waves := (len(keys) + wave - 1) / wave
 	part := func(k int) []int64 { return keys[k*wave : min((k+1)*wave, len(keys))] }
-	for k := range waves + 1 {
-		if k == 0 {
-			s.seek(&r.ahead[0], part(0))
-		}
+	for k := range waves + 2 {
 		if k < waves {
-			s.resolve(&r.ahead[k&1], part(k), t.rowBytes)
+			l := &r.ahead[k%3]
+			s.seek(l, part(k))
+			prefetch(&l.bucket[0], len(part(k)), bucketBytes)
+		}
+		if k > 0 && k <= waves {
+			l, keys := &r.ahead[(k-1)%3], part(k-1)
+			if r.writes { // fn may have moved the buckets
+				s.seek(l, keys)
+			}
+			s.resolve(l, keys, t.rowBytes)
 			if r.writes {
-				s.fetchHeaders(&r.ahead[k&1], len(part(k)))
+				s.fetchHeaders(l, len(keys))
 			}
 		}
-		if k > 0 {
-			fn(&r.ahead[(k-1)&1], (k-1)*wave, len(part(k-1)))
-		}
-		if k+1 < waves {
-			s.seek(&r.ahead[(k+1)&1], part(k+1))
+		if k > 1 {
+			fn(&r.ahead[(k-2)%3], (k-2)*wave, len(part(k-2)))
 		}
 	}
 }
@@ -177,7 +180,6 @@ func (s *store) seek(l *lookup, keys []int64) {
 		}
 		l.bucket[i%wave] = unsafe.Pointer(b)
 	}
-	prefetch(&l.bucket[0], len(keys), bucketBytes)
 }
 
 // resolve finds the slots and records of keys in their buckets.
