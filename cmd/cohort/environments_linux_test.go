@@ -31,8 +31,10 @@ type planted struct {
 	// are then equal; else it is what the test does in place of a sentence, and "-" means
 	// that there is nothing to run.
 	mend   string
-	sample bool // it is played in CI too
-	venv   bool // the program is Python
+	sample bool   // it is played in CI too
+	venv   bool   // the program is Python
+	train  bool   // the program is cohort train lm with $MODEL and $ARGS
+	both   string // what both nodes do before
 	skip   string
 }
 
@@ -53,12 +55,13 @@ func plants() []planted {
 		{name: "another transport", plant: `export COHORT_ENCRYPT=all`, key: "variables.COHORT_ENCRYPT", kind: "must", says: "unset COHORT_ENCRYPT"},
 		{name: "threads", plant: `export OMP_NUM_THREADS=1`, key: "variables.OMP_NUM_THREADS", kind: "warn", says: "unset"},
 		{name: "a locale", plant: `export LC_ALL=POSIX`, key: "variables.LC_ALL", kind: "warn", says: "unset"},
-		{name: "open files", plant: `ulimit -n 300`, key: "limits.open_files", kind: "warn", says: "300 files"},
-		{name: "address space", plant: `ulimit -v 8000000`, key: "limits.address_space", kind: "must", says: "8192000000 bytes"},
-		{name: "stack", plant: `ulimit -s 4096`, key: "limits.stack", kind: "warn", says: "4194304 bytes"},
-		{name: "locked memory", plant: `ulimit -l 64`, key: "limits.locked_memory", kind: "warn", says: "65536 bytes"},
-		{name: "processes", plant: `ulimit -u 5000`, key: "limits.processes", kind: "warn", says: "5000 processes"},
-		{name: "file size", plant: `ulimit -f 1000000`, key: "limits.file_size", kind: "must", says: "ulimit -f unlimited"},
+		// Go raises the soft limit of open files by itself, and only some roots may raise the hard one.
+		{name: "open files", plant: `ulimit -n 300`, key: "limits.open_files", kind: "warn", says: "ulimit -n ", mend: "-"},
+		{name: "address space", plant: `ulimit -S -v 8000000`, key: "limits.address_space", kind: "must", says: "8192000000 bytes"},
+		{name: "stack", plant: `ulimit -S -s 4096`, key: "limits.stack", kind: "warn", says: "4194304 bytes"},
+		{name: "locked memory", plant: `ulimit -S -l 64`, key: "limits.locked_memory", kind: "warn", says: "65536 bytes"},
+		{name: "processes", plant: `ulimit -S -u 5000`, key: "limits.processes", kind: "warn", says: "5000 processes"},
+		{name: "file size", plant: `ulimit -S -f 1000000`, key: "limits.file_size", kind: "must", says: "ulimit -f unlimited"},
 		{name: "umask", plant: `umask 077`, key: "limits.umask", kind: "warn", says: "0077"},
 		{name: "shared memory", plant: `mount -o remount,size=1000k /dev/shm`, key: "memory.shm", kind: "warn", says: "1024000 bytes", sample: true},
 		{name: "MTU", plant: `ip link set dev eth0 mtu 1280`, key: "network.mtu.eth0", kind: "warn", says: "1280 bytes"},
@@ -76,21 +79,31 @@ func plants() []planted {
 		{name: "a masked feature of the processor", plant: `sed 's/ avx2 / /' /proc/cpuinfo > $V/cpuinfo; mount --bind $V/cpuinfo /proc/cpuinfo`, key: "cpu.features", kind: "warn", says: "without avx2", mend: `umount /proc/cpuinfo`},
 		{name: "other kernels", plant: `export GODEBUG=cpu.avx2=off`, key: "cpu.kernels", kind: "warn", says: "portable"},
 		{name: "fewer cores", plant: `taskset -pc 0 $$ > $V/out`, key: "cpu.allowed", kind: "warn", says: "1 cores", mend: `taskset -pc 0-1 $$ > $V/out`},
-		{name: "a quota of the processor", plant: `mkdir $CG/cpu/$N; echo $$ > $CG/cpu/$N/cgroup.procs; echo 50000 > $CG/cpu/$N/cpu.cfs_quota_us`, key: "cpu.quota", kind: "warn", says: "0.5 cores", mend: `echo -1 > $CG/cpu/$N/cpu.cfs_quota_us`, skip: "cpu"},
+		{name: "a quota of the processor", plant: `mkdir $CG/cpu/$N; echo $$ > $CG/cpu/$N/cgroup.procs; echo 50000 > $CG/cpu/$N/cpu.cfs_quota_us`, key: "cpu.quota", kind: "warn", says: "0.5 cores", skip: "cpu"},
 		{name: "a limit of processes", plant: `mkdir $CG/pids/$N; echo $$ > $CG/pids/$N/cgroup.procs; echo 3000 > $CG/pids/$N/pids.max`, key: "limits.pids", kind: "warn", says: "3000 processes", skip: "pids"},
-		{name: "a limit of memory", plant: `mkdir $CG/memory/$N; echo $$ > $CG/memory/$N/cgroup.procs; echo 4000000000 > $CG/memory/$N/memory.limit_in_bytes`, key: "memory.limit", kind: "warn", says: "bytes", mend: `echo -1 > $CG/memory/$N/memory.limit_in_bytes`, skip: "memory"},
-		{name: "NCCL", plant: `mount -t tmpfs none /usr/local/lib; touch /usr/local/lib/libnccl.so.2.28.3`, key: "gpu.nccl", kind: "must", says: "2.28.3", mend: `umount /usr/local/lib`, skip: "one node has none"},
+		{name: "a limit of memory", plant: `mkdir $CG/memory/$N; echo $$ > $CG/memory/$N/cgroup.procs; echo 4000000000 > $CG/memory/$N/memory.limit_in_bytes`, key: "memory.limit", kind: "warn", says: "bytes", skip: "memory"},
+		{name: "NCCL", both: `mount -t tmpfs none /usr/local/lib; touch /usr/local/lib/libnccl.so.2.27.3`, plant: `mv /usr/local/lib/libnccl.so.2.27.3 /usr/local/lib/libnccl.so.2.28.3`, key: "gpu.nccl", kind: "must", says: "install NCCL 2.27.3", mend: `mv /usr/local/lib/libnccl.so.2.28.3 /usr/local/lib/libnccl.so.2.27.3`},
+		{name: "a setting", plant: `ARGS='--clip 3'`, key: "run.setting.clip", kind: "must", says: "give --clip 1 to these ranks", mend: `ARGS=`, train: true, sample: true},
+		{name: "a larger model", plant: `ARGS='--width 64'`, key: "run.setting.width", kind: "must", says: "give --width 32 to these ranks", mend: `ARGS=`, train: true},
+		{name: "other data", plant: `tr a-c b-d <$V/text >$V/t; cat $V/t >$V/text`, key: "run.data.text", kind: "must", says: "copy text of the data from another node", mend: `cat $V/../made/text >$V/text`, train: true, sample: true},
+		{name: "another model to begin with", both: `MODEL="--init-from $V/base"`, plant: `mv $V/base $V/right; mv $V/wrong $V/base`, key: "run.weights", kind: "must", says: "from another node: its weights have the checksum", mend: `mv $V/base $V/wrong; mv $V/right $V/base`, train: true},
 	}
 }
 
-// nodeSetup makes a node in its namespaces: loopback and an interface, a name, /etc, /dev/shm.
-const nodeSetup = `set -e
+// nodeNetwork makes loopback and an interface in the namespace of a node. Nodes that train have the
+// network of the host.
+const nodeNetwork = `set -e
 ip link set dev lo up; ip link add eth0 type veth peer name veth9; ip link set dev veth9 up; ip addr add 10.9.0.$ADDR/24 dev eth0; ip -6 addr add fd00:1::$ADDR/64 dev eth0 nodad; ip link set dev eth0 up
+`
+
+// nodeSetup makes a node in its namespaces: a name, /etc, /dev/shm.
+const nodeSetup = `set -e
 hostname node$ADDR
 mount --bind $V/../etc /etc; printf '127.0.0.1 localhost\n10.9.0.%s node%s\n' $ADDR $ADDR > /etc/hosts
 mount -t tmpfs -o size=64m none /dev/shm
 export GLOO_X=1 PYTHON_EXEC=$P
 unset LC_ALL OMP_NUM_THREADS
+ARGS=; MODEL="--vocab 300 --context 16 --width 32 --heads 2 --layers 1"
 set +e
 `
 
@@ -154,27 +167,44 @@ func TestPlantedDifferences(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Skipf("needs venv and pip: %v\n%s", err, out)
 	}
+	learn := os.Args[0] + " train lm --data $V/text --out $V/out --steps 1 --batch 2 --eval-tokens 128 --sample-tokens 1"
+	if err := os.WriteFile(filepath.Join(made, "text"), []byte(strings.Repeat("the cat sat on the mat, and a bad cab came by\n", 2000)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if *allPlanted {
+		for seed, name := range map[string]string{"1": "base", "2": "wrong"} {
+			cmd := exec.Command("sh", "-c", "V="+made+"; "+learn+" --ranks 1 --vocab 300 --context 16 --width 32 --heads 2 --layers 1 --out $V/"+name+" --seed "+seed)
+			cmd.Env = append(os.Environ(), cliMain+"=1")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		}
+	}
 	token := envvar.Token.Assign(transport.NewToken().Text())
 	// pair starts two nodes, and returns their errors' output and exit codes.
 	pair := func(t *testing.T, c *planted, mend string) (said [2]string, codes [2]int) {
 		t.Helper()
 		dir := t.TempDir()
 		program := "/bin/true"
-		if c.venv {
+		namespaces, network := "-mnu", nodeNetwork
+		switch {
+		case c.venv:
 			program = v + "/train.py"
+		case c.train:
+			program, namespaces, network = learn+" $MODEL $ARGS", "-mu", ""
 		}
 		var both sync.WaitGroup
 		for i := range said {
 			node := filepath.Join(dir, fmt.Sprint(i))
 			text := fmt.Sprintf("N=%s; ADDR=%d; V=%s; P=$V/bin/python; CG=/sys/fs/cgroup\nmkdir %s; cp -a %s %s/v; cp -a %s/etc %s/etc\nmount --bind %s/v $V; mount --bind %s/etc %s/etc\n",
-				"cohort-planted-"+filepath.Base(base), i+1, v, node, made, node, base, node, node, node, base) + nodeSetup
+				"cohort-planted-"+filepath.Base(base), i+1, v, node, made, node, base, node, node, node, base) + network + nodeSetup + c.both + "\n"
 			if i == 1 {
 				// What the first node has is expected of the second.
 				text += c.plant + "\n" + mend + "\nuntil grep -qs arrivals " + dir + "/meeting; do sleep 0.02; done\n"
 			}
 			text += fmt.Sprintf("exec %s run --nnodes 2 --rdzv-backend file --rdzv-endpoint %s/meeting --rdzv-id planted --nproc-per-node 1 %s", os.Args[0], dir, program)
-			j := exec.Command("unshare", "-mnu", "--propagation", "private", "bash", "-c", text)
-			j.Env = append(os.Environ(), cliMain+"=1", token, "GORACE=atexit_sleep_ms=0")
+			j := exec.Command("unshare", namespaces, "--propagation", "private", "bash", "-c", text)
+			j.Env = append(os.Environ(), cliMain+"=1", token, "GORACE=atexit_sleep_ms=0", "TMPDIR="+dir) // for the records of ranks that fail
 			j.Env = append(j.Env, pip...)
 			both.Go(func() {
 				out, _ := j.CombinedOutput()
@@ -206,7 +236,10 @@ func TestPlantedDifferences(t *testing.T) {
 			if c.kind == "must" {
 				want = 1
 			}
-			mend := ""
+			mend, node := "", "node2 ("
+			if c.train {
+				node = "rank 1 (host node2"
+			}
 			for i, text := range said {
 				if codes[i] != want {
 					t.Errorf("node %d: code %d, want %d\n%s", i, codes[i], want, text)
@@ -216,14 +249,15 @@ func TestPlantedDifferences(t *testing.T) {
 					if !strings.Contains(line, " "+c.key+" ") {
 						continue
 					}
-					if !strings.Contains(line, c.kind) || !strings.Contains(line, "node2 (") || k+1 < len(lines) && !strings.Contains(line+lines[k+1], c.says) {
-						t.Errorf("node %d says %q, want %s of node2 with %q", i, line, c.kind, c.says)
+					if !strings.Contains(line, c.kind) || !strings.Contains(line, node) || k+1 < len(lines) && !strings.Contains(line+lines[k+1], c.says) {
+						t.Errorf("node %d says %q, want %s of %s with %q", i, line, c.kind, node, c.says)
 					}
-					if m := mendLine.FindStringSubmatch(lines[k+1]); m != nil {
+					if m := mendLine.FindStringSubmatch(lines[min(k+1, len(lines)-1)]); m != nil {
 						mend = m[1]
 					}
 				}
-				if !strings.Contains(text, c.key) {
+				// Rank 0 prints the table of a run, and all ranks end by its first row.
+				if !strings.Contains(text, strings.TrimPrefix(c.key, "run.")) {
 					t.Errorf("node %d does not name %s:\n%s", i, c.key, text)
 				}
 			}
