@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,12 +122,13 @@ func faults(pod *core.PodSpec) (faults []string) {
 	want(s != nil && s.SeccompProfile != nil, "it has no seccomp profile")
 	want(pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken, "it gets a token for the API server")
 	want(pod.TerminationGracePeriodSeconds != nil, "it has the 30 seconds of the default to end")
-	volumes := map[string]bool{}
+	volumes, unused := map[string]bool{}, map[string]bool{}
 	for _, v := range pod.Volumes {
-		volumes[v.Name] = true
+		volumes[v.Name], unused[v.Name] = true, true
 	}
 	want(len(pod.Containers) == 1, "it has not one container")
-	for _, c := range pod.Containers {
+	want(len(pod.InitContainers) == 1 && slices.Contains(pod.InitContainers[0].Args, "doctor"), "nothing examines the machine before the ranks start")
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 		s := c.SecurityContext
 		want(s != nil && s.ReadOnlyRootFilesystem != nil && *s.ReadOnlyRootFilesystem, "its root can be written")
 		want(s != nil && s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation, "it may gain privileges")
@@ -134,7 +136,7 @@ func faults(pod *core.PodSpec) (faults []string) {
 		want(!c.Resources.Limits.Cpu().IsZero() && !c.Resources.Limits.Memory().IsZero(), "it has no limits")
 		for _, m := range c.VolumeMounts {
 			want(volumes[m.Name], "the volume "+m.Name+" of a mount is missing")
-			delete(volumes, m.Name)
+			delete(unused, m.Name)
 		}
 		for _, e := range c.Env {
 			want(!strings.Contains(e.Name, "TOKEN") || e.Value == "", "the token stands in the manifest")
@@ -146,7 +148,7 @@ func faults(pod *core.PodSpec) (faults []string) {
 			}
 		}
 	}
-	for v := range volumes {
+	for v := range unused {
 		want(false, "nothing mounts the volume "+v)
 	}
 	return faults
