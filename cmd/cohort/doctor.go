@@ -135,6 +135,9 @@ func (f *doctorFlags) takeAllocation() error {
 
 // told leaves out findings that are not to be told.
 func (f *doctorFlags) told(found []doctor.Finding) []doctor.Finding {
+	if found == nil {
+		found = []doctor.Finding{} // a list in JSON
+	}
 	if !f.problems {
 		return found
 	}
@@ -147,6 +150,7 @@ func (f *doctorFlags) readRun(cmd *cobra.Command, path string) error {
 	if err != nil {
 		return usageError{fmt.Errorf("doctor: %w", err)}
 	}
+	r.Findings = f.told(r.Findings)
 	if f.asJSON {
 		return f.printJSON(cmd, r.Findings, r)
 	}

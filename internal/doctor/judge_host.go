@@ -17,7 +17,8 @@ func one(l Level, what, mend string) []Finding { return []Finding{{Level: l, Wha
 func size(n uint64) string {
 	for i, unit := range []string{"TiB", "GiB", "MiB", "KiB"} {
 		if u := float64(uint64(1) << (40 - 10*i)); float64(n) >= u {
-			return strconv.FormatFloat(float64(n)/u, 'f', -1, 64)[:min(4, len(strconv.FormatFloat(float64(n)/u, 'f', -1, 64)))] + " " + unit
+			text := strconv.FormatFloat(float64(n)/u, 'f', -1, 64)
+			return strings.TrimSuffix(text[:min(4, len(text))], ".") + " " + unit
 		}
 	}
 	return fmt.Sprintf("%d bytes", n)
@@ -43,7 +44,7 @@ func judgeProcesses(f *Facts) (out []Finding) {
 	if have, ok := f.amount(fingerprint.Limits, "pids"); ok && have < float64(need) {
 		mend := "give the container a larger pids limit: --pids-limit 4096"
 		if file := f.Print.Get(fingerprint.Limits, "pids_file"); file != "" {
-			mend = "echo max > " + fingerprint.Quote(file)
+			mend = fingerprint.Lift(file)
 		}
 		out = append(out, one(Problem, fmt.Sprintf("the cgroup may have %.0f processes and threads, and %d ranks need about %d", have, f.Options.Ranks, need), mend)...)
 	}
@@ -71,7 +72,7 @@ func judgeMemory(f *Facts) (out []Finding) {
 	if f.RoomOf != "" && f.Room/ranks < 512<<20 {
 		mend := "end other programs, or start fewer ranks"
 		if file := f.Print.Get(fingerprint.Memory, "limit_file"); file != "" && strings.Contains(f.RoomOf, "cgroup") {
-			mend = "echo max > " + fingerprint.Quote(file) + "  # or give the container more memory"
+			mend = fingerprint.Lift(file) + "  # or give the container more memory"
 		}
 		out = append(out, one(Problem, fmt.Sprintf("%s of memory are left for %d ranks, by %s", size(f.Room), ranks, f.RoomOf), mend)...)
 	}
@@ -85,11 +86,15 @@ func judgeProcessors(f *Facts) (out []Finding) {
 	}
 	ranks := max(1, f.Options.Ranks)
 	limit := fmt.Sprintf("%s processors", f.Print.Get(fingerprint.CPU, "allowed"))
-	mend := fmt.Sprintf("start %d ranks", max(1, int(have)))
+	fewer := "start 1 rank"
+	if have >= 2 {
+		fewer = fmt.Sprintf("start %d ranks", int(have))
+	}
+	mend := fewer
 	if allowed, ok := f.amount(fingerprint.CPU, "allowed"); ok && have < allowed {
 		limit = fmt.Sprintf("the time of %.4g processors, by the quota of the cgroup", have)
-		if file := f.Print.Get(fingerprint.CPU, "quota_file"); strings.HasSuffix(file, "cpu.max") {
-			mend = "echo max > " + fingerprint.Quote(file) + "  # or give the container more CPUs; or start " + strconv.Itoa(max(1, int(have))) + " ranks"
+		if file := f.Print.Get(fingerprint.CPU, "quota_file"); file != "" {
+			mend = fingerprint.Lift(file) + "  # or give the container more CPUs; or " + fewer
 		}
 		// Go counts processors, not the quota: more threads than quota are stopped for
 		// part of each period.

@@ -4,6 +4,7 @@ package fingerprint
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -103,10 +104,14 @@ func mendQuota(e, _ string, m *mending) string {
 	if file == "" {
 		return "give the container the CPUs of the others: " + Quote(e)
 	}
-	if x, err := strconv.ParseFloat(e, 64); err == nil {
+	x, err := strconv.ParseFloat(e, 64)
+	switch {
+	case err != nil:
+		return Lift(file)
+	case filepath.Base(file) == "cpu.max":
 		e = fmt.Sprintf("%.0f 100000", x*100000)
-	} else {
-		e = "max"
+	default: // version 1 has the period in a file of its own
+		e = fmt.Sprintf("%.0f", x*100000)
 	}
 	return "echo " + Quote(e) + " > " + Quote(file)
 }
@@ -117,9 +122,20 @@ func mendMemoryLimit(e, _ string, m *mending) string {
 		return "give the container a limit of " + e + " bytes"
 	}
 	if e == unlimited {
-		e = "max"
+		return Lift(file)
 	}
 	return "echo " + Quote(e) + " > " + Quote(file)
+}
+
+// Lift returns the command that takes a limit of a cgroup away. Both versions of cgroups have a word
+// of their own for it.
+func Lift(file string) string {
+	word := "max"
+	switch filepath.Base(file) {
+	case "memory.limit_in_bytes", "cpu.cfs_quota_us":
+		word = "-1"
+	}
+	return "echo " + word + " > " + Quote(file)
 }
 
 func mendPids(e, _ string, m *mending) string {
