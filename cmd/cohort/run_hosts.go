@@ -236,6 +236,9 @@ func (f *runFlags) fitsHosts(hosts []ssh.Host) (err error) {
 		}
 		f.backend = "c10d"
 	}
+	if f.backend != "static" && (f.has("master-addr") || f.has("master-port")) {
+		return fmt.Errorf("%s and %s contradict each other: with %s the launchers meet at --rdzv-endpoint HOST:PORT; leave one out", strings.Join(f.anyOf("master-addr", "master-port"), " "), f.given("rdzv-backend"), f.backend)
+	}
 	for _, h := range hosts {
 		if h.Slots > 0 && len(f.programs) > 0 {
 			return fmt.Errorf("--program and host %s:%d contradict each other: each program has its number of ranks in front; leave the one of the host out", h.Name, h.Slots)

@@ -149,9 +149,9 @@ func (c *Connection) Addr() (string, error) {
 	ip := net.ParseIP(strings.Split(c.Hello.Addr, "%")[0])
 	switch {
 	case ip == nil:
-		return "", &HostError{Host: c.Host.Name, Refused: true, Err: fmt.Errorf("sshd there does not say at which address it was reached (SSH_CONNECTION): give --master-addr ADDRESS, of the first host")}
+		return "", &HostError{Host: c.Host.Name, Refused: true, Err: fmt.Errorf("sshd there does not say at which address it was reached (SSH_CONNECTION): give --master-addr ADDRESS of the first host, or --rdzv-endpoint ADDRESS:PORT for a job of changing size")}
 	case ip.IsLoopback():
-		return "", &HostError{Host: c.Host.Name, Refused: true, Err: fmt.Errorf("ssh reaches it at %s, where the other hosts do not: give its real name or address, or --master-addr ADDRESS", ip)}
+		return "", &HostError{Host: c.Host.Name, Refused: true, Err: fmt.Errorf("ssh reaches it at %s, where the other hosts do not: give its real name or address, or --master-addr ADDRESS (--rdzv-endpoint ADDRESS:PORT for a job of changing size)", ip)}
 	}
 	return c.Hello.Addr, nil
 }
