@@ -399,8 +399,8 @@ func (r *classifyRun) task(saved *SavedRun) Task[sentenceBatch] {
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[sentenceBatch], error) {
 			return r.training.feedOf(ctx, r.cfg.SharedConfig, r.axes, r.tokens, from)
 		},
-		Samples: r.training.Len(),
-		Size:    sentenceBatch.tokens, Unit: "tokens",
+		Contents: r.training.Contents, Samples: r.training.Len(),
+		Size: sentenceBatch.tokens, Unit: "tokens",
 		Files: func(w *checkpoint.Writer) error { return writeEncoderFiles(w, r.model, r.base.companions) },
 		Finish: func(context.Context, any) (Ending, error) {
 			return Ending{

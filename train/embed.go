@@ -274,8 +274,8 @@ func (r *embedRun) task(saved *SavedRun) Task[sentenceBatch] {
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[sentenceBatch], error) {
 			return r.training.feedOf(ctx, r.cfg.SharedConfig, r.axes, r.tokens, from)
 		},
-		Samples: r.training.Len(),
-		Size:    sentenceBatch.tokens, Unit: "tokens",
+		Contents: r.training.Contents, Samples: r.training.Len(),
+		Size: sentenceBatch.tokens, Unit: "tokens",
 		Files: r.files, Finish: r.finish,
 	}
 	if r.held.Len() > 1 {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/records"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/errorfile"
 	"github.com/cohort-ml/cohort/nn"
@@ -176,5 +177,37 @@ func TestContentsOfLargeFiles(t *testing.T) {
 	}
 	if !found[0] || !found[2] || contents()["big.txt"] != was["big.txt"] || !slices.Contains(found, true) {
 		t.Errorf("changes at the beginning, within and at the end are found: %v", found)
+	}
+}
+
+// TestContentsOfRecords: another record in one of several files is named by its file, also where two
+// directories have a file of that name.
+func TestContentsOfRecords(t *testing.T) {
+	dir := t.TempDir()
+	contents := func(last string) map[string]string {
+		for name, text := range map[string]string{"a/x.jsonl": "{\"text\":\"one\"}\n", "b/x.jsonl": "{\"text\":\"" + last + "\"}\n", "y.jsonl": "{\"text\":\"three\"}\n"} {
+			if err := errors.Join(os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set, err := records.Open(t.Context(), dir, records.Options{Cache: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer set.Close()
+		got, err := contentsOf(set)(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	was, is := contents("two"), contents("2wo")
+	for name := range was {
+		if differs := was[name] != is[name]; differs != (name == "1 x.jsonl") {
+			t.Errorf("%s: %q, then %q", name, was[name], is[name])
+		}
+	}
+	if len(was) != 3 || len(is) != 3 {
+		t.Errorf("%d and %d files, want 3", len(was), len(is))
 	}
 }

@@ -385,8 +385,9 @@ func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[table.Batch], error) {
 			return r.feed(ctx, saved, from)
 		},
-		Samples: r.training.Len(),
-		Size:    func(b table.Batch) int { return b.Rows }, Unit: "rows",
+		Contents: r.training.own.Contents,
+		Samples:  r.training.Len(),
+		Size:     func(b table.Batch) int { return b.Rows }, Unit: "rows",
 		Evaluate: r.evaluate, Files: r.files,
 	}
 	if served := r.recommender.served; served != nil {

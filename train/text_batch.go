@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
@@ -146,6 +147,11 @@ type textPart struct {
 	at      []int // the records
 	sum     string
 	get     func(record int) (textSample, error)
+}
+
+// Contents returns the checksum of the records, by the name of their file.
+func (p textPart) Contents(context.Context) (map[string]string, error) {
+	return map[string]string{filepath.Base(p.records.path): "checksum " + p.records.sum}, nil
 }
 
 // Len is the number of samples.

@@ -94,6 +94,29 @@ func (s *Set) Fingerprint() string {
 	return fmt.Sprintf("records=%d files=%d crc=%08x", s.Len(), len(s.sources), h.Sum32())
 }
 
+// mostNamed is how many files [Set.Contents] names.
+const mostNamed = 256
+
+// Contents returns what the files hold, size and checksum of all of each, by their names. Of many
+// files the last ones are put together.
+func (s *Set) Contents(context.Context) (map[string]string, error) {
+	out := map[string]string{}
+	rest := crc32.New(castagnoli)
+	for i, src := range s.sources {
+		name := filepath.Base(src.path())
+		if _, ok := out[name]; ok { // in another directory
+			name = fmt.Sprintf("%d %s", i, name)
+		}
+		if i < mostNamed {
+			out[name] = src.digest()
+			continue
+		}
+		fmt.Fprintf(rest, "%s %s\n", name, src.digest())
+		out["more files"] = fmt.Sprintf("%d with the checksum %08x", i+1-mostNamed, rest.Sum32())
+	}
+	return out, nil
+}
+
 // Read returns record i. What is wrong with it is an *[Error].
 func (s *Set) Read(i int) (Record, error) { return s.ReadFields(i, nil) }
 

@@ -200,6 +200,24 @@ func (d *Data) Fingerprint() string {
 	return b.String()
 }
 
+// Contents returns what the files of all sources hold, by their names.
+func (d *Data) Contents(ctx context.Context) (map[string]string, error) {
+	out := map[string]string{}
+	for i, s := range d.sources {
+		files, err := s.set.Contents(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for name, sum := range files {
+			if len(d.sources) > 1 {
+				name = fmt.Sprintf("source %d %s", i+1, name)
+			}
+			out[name] = sum
+		}
+	}
+	return out, nil
+}
+
 // Get returns a row. It is a pure function of the key's index.
 func (d *Data) Get(ctx context.Context, key data.Key) (data.TokenWindow, error) {
 	if key.Index < 0 || key.Index >= d.n {
