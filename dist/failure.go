@@ -9,6 +9,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/event"
 )
 
 // Fail tells the other ranks that this rank has failed: their operations in
@@ -102,6 +103,7 @@ func (g *Group) sited(err error, c *operation.Call) error {
 // recordFailure writes the recorder's dump, if this is the group's first
 // failure and the environment says where to.
 func (g *Group) recordFailure(err error) {
+	g.Events().Emit(event.Event{Kind: event.Fault, Text: err.Error()})
 	if g.size == 1 {
 		return
 	}

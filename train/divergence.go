@@ -19,7 +19,7 @@ import (
 const (
 	// A comparison of the ranks' times has the hashes of numDigests pieces of pieceElems elements of the
 	// replicated parameters. The pieces go round, so that each parameter has its turn.
-	numDigests = 16
+	numDigests = 4
 	pieceElems = 1 << 16
 )
 
@@ -80,12 +80,22 @@ func hashText(text string) uint64 {
 
 // hashFloats tells values apart that differ in any bit.
 func hashFloats(v []float32) uint64 {
-	h := uint64(len(v)) + 1
-	for _, x := range v {
-		h = (h ^ uint64(math.Float32bits(x))) * 0x9e3779b97f4a7c15
-		h ^= h >> 29
+	const prime = 0x9e3779b97f4a7c15
+	h := [4]uint64{uint64(len(v)), 1, 2, 3} // multiplications that do not wait for each other
+	mix := func(i int, a, b float32) {
+		x := uint64(math.Float32bits(a))<<32 | uint64(math.Float32bits(b))
+		h[i] = (h[i] ^ x ^ h[i]>>29) * prime
 	}
-	return h
+	for ; len(v) >= 8; v = v[8:] {
+		mix(0, v[0], v[1])
+		mix(1, v[2], v[3])
+		mix(2, v[4], v[5])
+		mix(3, v[6], v[7])
+	}
+	for i, x := range v {
+		mix(i%4, x, 0)
+	}
+	return (((h[0]*prime^h[1])*prime^h[2])*prime ^ h[3]) * prime
 }
 
 // differing returns a sentence about each tensor that is not the same on all ranks and was not told of.

@@ -71,7 +71,8 @@ func TestDigestsGoRound(t *testing.T) {
 	})
 	w := watchReplicas(params)
 	before := map[uint64]uint64{}
-	for range 3 {
+	const rounds = 41/numDigests + 1
+	for range rounds {
 		for _, d := range w.next() {
 			before[d.key] = d.hash
 		}
@@ -83,7 +84,7 @@ func TestDigestsGoRound(t *testing.T) {
 		for _, at := range []int{0, p.Data().NumElems() - 1} {
 			p.Data().WithFloat32s(func(v []float32) { v[at] = float32(i + 1) })
 			changed := 0
-			for range 3 {
+			for range rounds {
 				for _, d := range w.next() {
 					if before[d.key] != d.hash {
 						changed++

@@ -17,10 +17,11 @@ const historyPatience = 5 * time.Second
 // historian is a reporter that keeps the history of a run, and tells another one.
 type historian struct {
 	Reporter
-	w    *history.Writer
-	log  *logbook
-	now  func() time.Time
-	done int // steps
+	w      *history.Writer
+	log    *logbook
+	stream *event.Stream
+	now    func() time.Time
+	done   int // steps
 }
 
 // keepHistory has the run's history kept from here on. A history that cannot be kept is told,
@@ -37,7 +38,7 @@ func (r *trainer[B]) keepHistory(s Start) (end func()) {
 	case aside != "":
 		r.report.Notice(aside)
 	}
-	r.historian = &historian{Reporter: r.report, w: w, now: time.Now, done: s.FirstStep, log: openLogbook(r.o.Out, r.axes.World.Events(), recipeOf(r.o.Recipe), r.report.Notice)}
+	r.historian = &historian{Reporter: r.report, w: w, now: time.Now, done: s.FirstStep, stream: r.axes.World.Events(), log: openLogbook(r.o.Out, r.axes.World.Events(), recipeOf(r.o.Recipe), r.report.Notice)}
 	r.report = r.historian
 	kept := r.historian
 	return func() {
@@ -87,6 +88,7 @@ func (h *historian) Saved(s Saved) {
 // Notice implements [Reporter].
 func (h *historian) Notice(text string) {
 	h.w.Note(history.Note{Step: h.done, Time: h.moment(), Text: text})
+	h.stream.Emit(event.Event{Kind: event.Note, Text: text})
 	h.Reporter.Notice(text)
 }
 

@@ -185,7 +185,7 @@ func (l *ledger) take(step int, cuts []event.Cut) {
 	}
 	scaleAll := scaleOfAll(waits, times)
 	for r, c := range cuts {
-		hidden := max(0, c.Running-c.Times[event.Communication])
+		hidden := max(0, moving(waits, r, c)-times[r][event.Communication])
 		for p, d := range times[r] {
 			name := event.Phase(p).String()
 			record.Phases[name] = append(record.Phases[name], d.Seconds())
@@ -211,6 +211,18 @@ func (l *ledger) take(step int, cuts []event.Cut) {
 	l.next = step + min(compareSteps, max(1, int(math.Round(float64(compareEvery)/(float64(wall)/float64(steps)+1)))))
 	perStep := float64(calls) / float64(steps)
 	l.every = max(1, uint64(math.Ceil(perStep*float64(l.next-step)/float64(l.room))))
+}
+
+// moving is how long data of a rank moved, as its samples say for all of its calls.
+func moving(w event.Waits, r int, c event.Cut) time.Duration {
+	var sampled time.Duration
+	for _, s := range c.Samples {
+		sampled += s.Took
+	}
+	if sampled <= 0 {
+		return 0
+	}
+	return time.Duration(float64(w.Moving[r]) * max(1, float64(c.Running)/float64(sampled)))
 }
 
 // scaleOf is by how much more a rank waited than its samples say.

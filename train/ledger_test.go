@@ -17,6 +17,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/internal/seeded"
 	"github.com/cohort-ml/cohort/monitor/history"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // TestPhases: on every rank the phases of the steps add up to the time of the clock, however the model
@@ -178,5 +180,33 @@ func TestSlowRankIsNamed(t *testing.T) {
 		if notices, _ := simulate(t, seed+1000+i, 8, func(r *rand.Rand, _, _ int) float64 { return noise(r) }); len(notices) > 0 {
 			t.Errorf("seed %d: nobody is slow, and the job says %q", seed+1000+i, notices)
 		}
+	}
+}
+
+// BenchmarkCompare is what a comparison costs two ranks of 8 million parameters, once a second.
+func BenchmarkCompare(b *testing.B) {
+	err := dist.Spawn(b.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+		params := nn.Parameters(&struct{ W *nn.Parameter }{nn.NewParameter(tensor.New(tensor.CPU(), tensor.Float32, 8_000_000))})
+		l := newLedger(g, 0, nil, watchReplicas(params), func(string) {}, nil)
+		for i := range b.N {
+			if err := l.compare(ctx, i+1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkStepEvents is what the events of a step cost a rank: its phases, and what it came to.
+func BenchmarkStepEvents(b *testing.B) {
+	s := event.New(time.Now())
+	for i := 0; b.Loop(); i++ {
+		for _, p := range []event.Phase{event.Data, event.Other, event.Forward, event.Backward, event.Other, event.Optimizer, event.Other} {
+			s.Enter(p)
+		}
+		s.StepDone(i, event.StepNumbers{})
 	}
 }

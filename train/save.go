@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 )
@@ -206,6 +207,7 @@ func (r *trainer[B]) tellSaved() {
 	r.saves.committed = nil
 	r.saves.mu.Unlock()
 	for _, step := range steps {
+		r.axes.World.Events().Emit(event.Event{Kind: event.Checkpoint, Text: checkpoint.StepName(step)})
 		r.report.Saved(Saved{Step: step, Path: storage.At(r.o.SaveTo, checkpoint.StepName(step))})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
@@ -161,6 +162,9 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return err
 	}
 	start := r.start(saved)
+	if saved != nil {
+		r.axes.World.Events().Emit(event.Event{Kind: event.Restart, Text: saved.Checkpoint.Path})
+	}
 	if r.axes.World.Rank() == 0 {
 		defer r.keepHistory(start)()
 	}

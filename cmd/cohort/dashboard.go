@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"path/filepath"
 	"sync"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch"
 	"github.com/cohort-ml/cohort/monitor/dashboard"
+	"github.com/cohort-ml/cohort/monitor/metrics"
 	"github.com/cohort-ml/cohort/monitor/report"
 	"github.com/cohort-ml/cohort/train"
 )
@@ -23,6 +25,8 @@ import (
 type dashboardFlag struct {
 	addr string
 	runs []string // of cohort run: further directories
+
+	figures launch.Figures // asks the ranks
 }
 
 func (f *dashboardFlag) add(flags *pflag.FlagSet) {
@@ -46,8 +50,13 @@ func (f *dashboardFlag) serve(title string, runs []string, job *dashboard.Job, s
 		defer mu.Unlock()
 		fmt.Fprintf(stderr, "cohort: %s\n", visible.Text(text))
 	}
+	var scraped http.Handler
+	if job != nil {
+		scraped = metrics.Handler(f.figures.Ask)
+	}
 	s, err := dashboard.Listen(dashboard.Options{
-		Addr: f.addr, Title: title, Runs: runs, Job: job, Tell: say,
+		Metrics: scraped,
+		Addr:    f.addr, Title: title, Runs: runs, Job: job, Tell: say,
 		Settings: func(dir string) (map[string]string, error) { return settingsOf(filepath.Join(dir, "config.toml")) },
 	})
 	if err != nil {

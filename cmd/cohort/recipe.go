@@ -98,7 +98,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				if over, err = dash.serve("cohort train "+cmd.Name()+": "+r.shared.Out, []string{r.shared.Out}, job, cmd.ErrOrStderr()); err != nil {
 					return usageError{err}
 				}
-				opts = append(opts, launch.WithWatcher(job))
+				opts = append(opts, launch.WithWatcher(job), launch.WithFigures(&dash.figures))
 			}
 		}
 		r.shared.Prover = func(ctx context.Context, step int) (*train.Comparison, error) {

@@ -174,7 +174,7 @@ func (f *runFlags) watch(cmd *cobra.Command, cfg *launch.Config) (over func(erro
 		name = strings.TrimSpace(name + " " + p.Path)
 	}
 	job := dashboard.NewJob(name, nil)
-	cfg.Watcher = job
+	cfg.Watcher, cfg.Figures = job, &f.dashboard.figures
 	return f.dashboard.serve("cohort run "+name, f.dashboard.runs, job, cmd.ErrOrStderr())
 }
 

@@ -14,6 +14,7 @@ type Waits struct {
 	For     []int           // by rank: for whom it waited the longest; -1 for nobody
 	Longest []time.Duration // by rank: and how long
 	Caused  []time.Duration // by rank: how long all others together waited for it
+	Moving  []time.Duration // by rank: how long data moved, beside computation or not
 }
 
 // Attribute compares the samples of all ranks, by rank. In a collective, the rank that it took the
@@ -22,7 +23,7 @@ type Waits struct {
 // Attribute is a pure function, so all ranks that call it know the same.
 func Attribute(ranks [][]Sample) Waits {
 	n := len(ranks)
-	w := Waits{Waiting: make([]time.Duration, n), Exposed: make([]time.Duration, n), For: make([]int, n), Longest: make([]time.Duration, n), Caused: make([]time.Duration, n)}
+	w := Waits{Waiting: make([]time.Duration, n), Exposed: make([]time.Duration, n), For: make([]int, n), Longest: make([]time.Duration, n), Caused: make([]time.Duration, n), Moving: make([]time.Duration, n)}
 	type last struct {
 		took time.Duration
 		rank int
@@ -53,8 +54,10 @@ func Attribute(ranks [][]Sample) Waits {
 				if peer := s.ID &^ messageBit; peer < uint64(n) {
 					culprit, wait = int(peer), s.Exposed
 				}
+				w.Moving[r] += max(0, s.Took-s.Exposed)
 			} else if l := lasts[s.ID]; l.came > 1 {
 				culprit, wait = l.rank, max(0, s.Exposed-l.took)
+				w.Moving[r] += l.took
 			}
 			if culprit >= 0 && culprit != r {
 				who[culprit] += wait
@@ -84,8 +87,8 @@ func (w Waits) Split(rank int, t Times) Times {
 	return t
 }
 
-// Waited says how much of the time of a cut, which is in Communication, was time to wait for others,
-// and for which rank most of it.
+// Waited says how much of the time of the last cut, which is in Communication, was time to wait for
+// others.
 func (s *Stream) Waited(d time.Duration) {
 	if s == nil {
 		return
@@ -96,6 +99,7 @@ func (s *Stream) Waited(d time.Duration) {
 		t[Communication] -= d
 		t[Waiting] += d
 	}
+	s.divided, s.compared = s.window.before, true
 }
 
 // IsMessage reports whether the call was a send or a receive.

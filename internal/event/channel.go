@@ -87,7 +87,9 @@ func (c *Channel) Ended(call *Call) {
 	s.last++
 	s.byKind[Collective]++
 	*s.calls.next() = brief{number: s.last, step: s.step, channel: c, seq: call.Seq, bytes: call.Bytes, span: call.Span, op: op, background: call.Background}
-	s.window.ended(c.id(call), call.Span)
+	if call.Background || !s.clock.phase.opaque() { // else it belongs to the phase
+		s.window.ended(c.id(call), call.Span)
+	}
 	if call.InCaller {
 		s.stood(by, call.Span.Called, call.Span.Ended)
 	}

@@ -18,20 +18,19 @@ const (
 	Histogram                  // a distribution: Name, Data is a *[Buckets]
 	Text                       // a text that the program logs: Name, Text
 	Image                      // a picture: Name, Text is its media type, Data its bytes
-	PhaseEnded                 // a phase was left: Name, Span
+	PhaseEnded                 // a phase was left, such as the wait for data: Name, Span
 	Collective                 // a call of a group has ended: Name is the operation, Group, Seq, Bytes, Span, Background
 	Memory                     // what the rank holds: Held
 	Checkpoint                 // a checkpoint is there: Text is its place
-	DataWait                   // the step waited for its batch: Span
 	Restart                    // the process goes on with a run: Text
 	Fault                      // something failed: Text
 	Note                       // something that a person should know: Text
 	numKinds
 )
 
-var kindNames = [numKinds]string{"", "step", "value", "histogram", "text", "image", "phase", "collective", "memory", "checkpoint", "data_wait", "restart", "fault", "note"}
+var kindNames = [numKinds]string{"", "step", "value", "histogram", "text", "image", "phase", "collective", "memory", "checkpoint", "restart", "fault", "note"}
 
-// String returns the name of the kind: "step", "data_wait".
+// String returns the name of the kind: "step", "collective".
 func (k Kind) String() string {
 	if k == 0 || k >= numKinds {
 		return fmt.Sprintf("kind %d", uint8(k))

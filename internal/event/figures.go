@@ -64,6 +64,9 @@ func (s *Stream) Figures() Figures {
 	defer s.mu.Unlock()
 	c := s.clock
 	c.advance(now)
+	if s.compared { // what is told never falls: a scraper would take it for a new beginning
+		c.times[Communication], c.times[Waiting] = s.divided[Communication], s.divided[Waiting]
+	}
 	f := Figures{Time: s.start.Add(now), Start: s.start, Step: s.step, Last: s.lastStep.finite(), Phases: c.times.byName(), Memory: s.memory, Events: map[string]uint64{}}
 	for k, n := range s.byKind {
 		if n > 0 {

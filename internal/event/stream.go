@@ -28,6 +28,8 @@ type Stream struct {
 	clock    clock
 	channels []*Channel
 	window   window
+	divided  Times // at the last cut: Communication and Waiting are told apart
+	compared bool  // there was one
 	memory   MemoryNumbers
 	lastStep StepNumbers
 }

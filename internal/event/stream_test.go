@@ -148,6 +148,7 @@ func TestAttribute(t *testing.T) {
 	for range 50 {
 		ranks := make([][]Sample, n)
 		var want, caused [n]time.Duration
+		var moving time.Duration
 		for id := range uint64(40) {
 			var came [n]time.Duration
 			last := 0
@@ -157,6 +158,7 @@ func TestAttribute(t *testing.T) {
 				}
 			}
 			move := time.Duration(1 + r.IntN(1e5))
+			moving += move
 			for i := range came {
 				took := came[last] - came[i] + move
 				ranks[i] = append(ranks[i], Sample{ID: id, Took: took, Exposed: took})
@@ -168,6 +170,9 @@ func TestAttribute(t *testing.T) {
 		}
 		w := Attribute(ranks)
 		for i := range n {
+			if w.Moving[i] != moving {
+				t.Errorf("rank %d: data moved for %v, want %v", i, w.Moving[i], moving)
+			}
 			if w.Waiting[i] != want[i] || w.Caused[i] != caused[i] {
 				t.Errorf("rank %d: waited %v and was waited for %v, want %v and %v", i, w.Waiting[i], w.Caused[i], want[i], caused[i])
 			}
@@ -209,6 +214,15 @@ func TestCuts(t *testing.T) {
 	}
 	if phases < sum.Total() {
 		t.Errorf("the phases are %v, those of the cuts %v", phases, sum.Total())
+	}
+	before := s.Figures().Phases["communication"]
+	s.Waited(0)
+	if got := s.Figures().Phases["communication"]; got != before {
+		t.Errorf("communication was %v and is %v", before, got)
+	}
+	c.Ended(&Call{Op: 1, InCaller: true, Span: Span{c.Now(), c.Now(), c.Now() + time.Second}})
+	if got := s.Figures().Phases["communication"]; got != before {
+		t.Errorf("communication that was not compared is told: %v, want %v", got, before)
 	}
 	s.Waited(sum[Communication])
 	if got := s.Times(); got[Waiting] != sum[Communication] {

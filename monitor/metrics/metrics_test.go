@@ -5,11 +5,14 @@ package metrics
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -163,6 +166,30 @@ func TestBounded(t *testing.T) {
 	}
 	if groups != MaxGroups+1 || got["cohort_collective_calls_total;group=other;op=all_reduce"] != float64(3*3*(60-MaxGroups)) {
 		t.Errorf("%d groups, in others %v calls", groups, got["cohort_collective_calls_total;group=other;op=all_reduce"])
+	}
+}
+
+// TestBoard: the board for Grafana asks for metrics that there are.
+func TestBoard(t *testing.T) {
+	board, err := os.ReadFile(filepath.Join("..", "..", "deploy", "grafana", "cohort.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !json.Valid(board) {
+		t.Error("the board is no JSON")
+	}
+	var b bytes.Buffer
+	if err := Write(&b, answers(2, 1)); err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`cohort_[a-z_]+`).FindAllString(string(board), -1)
+	if len(names) < 8 {
+		t.Errorf("the board asks for %v", names)
+	}
+	for _, name := range names {
+		if !strings.Contains(b.String(), "# TYPE "+name+" ") {
+			t.Errorf("the board asks for %s, which is not there", name)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@
 //
 //	summary.go   Summarize: numbers and doubts of one run
 //	verdicts.go  Verdicts: answers to what people ask
+//	goodput.go   where the time of the ranks went
 //	text.go      Text, and the sparkline
 //	data.go      Data: what the page shows
 //	html.go      HTML and Page; page/ has the parts

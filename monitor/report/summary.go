@@ -37,6 +37,7 @@ type Summary struct {
 	PerSecond  history.Number `json:"per_second"` // units, median of the records
 	StepMS     history.Number `json:"step_ms"`    // median of the records
 	Time       Time           `json:"time"`
+	Goodput    *Goodput       `json:"goodput,omitempty"`
 	Restarts   int            `json:"restarts"`
 	Checkpoint string         `json:"checkpoint,omitempty"` // the last
 	Doubts     []string       `json:"doubts,omitempty"`
@@ -65,7 +66,7 @@ func Summarize(r Run) Summary {
 	last := h.Runs[len(h.Runs)-1]
 	s := Summary{
 		Name: r.Name, Task: last.Task, Model: last.Model, Data: last.Data, Strategy: last.Strategy, Ranks: last.Ranks, Done: h.Done(), Steps: last.Steps,
-		Ended: h.End != nil, Unit: last.Unit, Restarts: h.Restarts(), Time: timeOf(h),
+		Ended: h.End != nil, Unit: last.Unit, Restarts: h.Restarts(), Time: timeOf(h), Goodput: goodputOf(h),
 	}
 	n := max(1, len(h.Steps)/20)
 	s.FirstLoss, s.LastLoss = meanLoss(h.Steps[:min(n, len(h.Steps))]), meanLoss(h.Steps[max(0, len(h.Steps)-n):])

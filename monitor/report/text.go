@@ -59,6 +59,11 @@ func text(b *strings.Builder, r Run) {
 		line("speed", "%s", speed)
 	}
 	line("time", "%s", s.Time)
+	if s.Goodput != nil {
+		for _, l := range s.Goodput.lines() {
+			line(l[0], "%s", l[1])
+		}
+	}
 	if s.Restarts > 0 {
 		line("restarts", "%d: %s in steps that were done again, %s in which nothing ran", s.Restarts, seconds(s.Time.Again), seconds(s.Time.Idle))
 	}

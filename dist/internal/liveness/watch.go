@@ -38,9 +38,9 @@ type Watch struct {
 
 	mu       sync.Mutex
 	dump     func(e agentpipe.Event) // answers what the agent asks; nil: not yet
-	dead     map[int]Loss         // by rank in the job
-	asked    map[int]time.Time    // when it was first asked how a rank died
-	news     chan struct{}        // closed and replaced when the agent tells of a death
+	dead     map[int]Loss            // by rank in the job
+	asked    map[int]time.Time       // when it was first asked how a rank died
+	news     chan struct{}           // closed and replaced when the agent tells of a death
 	watchers map[*watcher]struct{}
 	lost     bool // a rank has died or fallen silent
 }

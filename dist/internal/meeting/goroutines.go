@@ -10,8 +10,8 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
-	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 )
 
 // goroutine is the [backend.Job] of a rank that is a goroutine: all ranks of the job are in
