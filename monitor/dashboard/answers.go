@@ -16,7 +16,6 @@ import (
 // page answers with the page, which has everything that is known.
 func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	d := s.data("")
-	d.Title = s.o.Title
 	var b bytes.Buffer
 	if err := report.Page(&b, d); err != nil {
 		http.Error(w, "the page cannot be made", http.StatusInternalServerError)
@@ -41,7 +40,7 @@ func (s *Server) updates(w http.ResponseWriter, r *http.Request) {
 
 // data returns what a page with this cursor does not know.
 func (s *Server) data(after string) report.Data {
-	d := report.Data{Live: true, Now: history.At(time.Now()), Runs: []report.RunData{}}
+	d := report.Data{Title: s.o.Title, Live: true, Now: history.At(time.Now()), Runs: []report.RunData{}}
 	s.runs.mu.Lock()
 	s.runs.poll()
 	known := parseCursor(after, len(s.runs.list))

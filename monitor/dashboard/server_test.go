@@ -123,6 +123,7 @@ func TestUpdatesAddUp(t *testing.T) {
 				u.Starts, u.Steps = append(page.Starts, u.Starts...), append(page.Steps, u.Steps...)
 				u.Evaluations, u.Saved = append(page.Evaluations, u.Evaluations...), append(page.Saved, u.Saved...)
 				u.Notes, u.Lost = append(page.Notes, u.Notes...), append(page.Lost, u.Lost...)
+				u.Ranks, u.Values = append(page.Ranks, u.Ranks...), append(page.Values, u.Values...)
 			}
 			page = u
 		}
@@ -140,6 +141,8 @@ func TestUpdatesAddUp(t *testing.T) {
 				w.Evaluation(history.Evaluation{Step: n, Metrics: []history.Metric{{Name: "loss", Value: 1}}})
 				w.Saved(history.Saved{Step: n})
 				w.Note(history.Note{Step: n, Text: "note"})
+				w.Ranks(history.Ranks{Step: n, Steps: 50, Seconds: 25, Phases: map[string]history.Column{"forward": {20, 25}, "waiting": {5, 0}}})
+				w.Value(history.Value{Step: n, Name: "temperature", Value: 1})
 			}
 		}
 		w.Close(patience)
@@ -155,7 +158,7 @@ func TestUpdatesAddUp(t *testing.T) {
 	if d := update(t, s, cursor); len(d.Runs) != 0 || d.Cursor != cursor {
 		t.Errorf("nothing is new, and the update has %d runs and the cursor %s after %s", len(d.Runs), d.Cursor, cursor)
 	}
-	for _, bad := range []string{"x", "0_1", "0_1.1.1.1.1.1.1.-1", strings.Repeat("9", 9000), "18446744073709551616_1.1.1.1.1.1.1.1"} {
+	for _, bad := range []string{"x", "0_1", "0_1.1.1.1.1.1.1.1.1.-1", strings.Repeat("9", 9000), "18446744073709551616_1.1.1.1.1.1.1.1.1.1"} {
 		if d := update(t, s, bad); len(d.Runs) != 1 || len(d.Runs[0].Steps) != len(want.Steps) {
 			t.Errorf("of the cursor %.20q everything was to be sent", bad)
 		}

@@ -22,7 +22,9 @@
 //	summary.go   Summarize: numbers and doubts of one run
 //	verdicts.go  Verdicts: answers to what people ask
 //	goodput.go   where the time of the ranks went
+//	readings.go  Readings: where the time of ranks goes, beside guide values
 //	text.go      Text, and the sparkline
+//	frame.go     Frame: the page in a terminal
 //	data.go      Data: what the page shows
 //	html.go      HTML and Page; page/ has the parts
 package report

@@ -27,6 +27,8 @@ var (
 	curvesScript string
 	//go:embed page/job.js
 	jobScript string
+	//go:embed page/phases.js
+	phasesScript string
 	//go:embed page/start.js
 	startScript string
 	//go:embed page/uPlot.min.css
@@ -54,7 +56,7 @@ func Page(w io.Writer, d Data) error {
 		return err
 	}
 	style := plotStyle + pageStyle
-	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + jobScript + startScript + "})();\n"
+	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + jobScript + phasesScript + startScript + "})();\n"
 	var p markup.Page
 	p.Put(pageHTML, policy(style, script, d.Live), d.Title, markup.Raw(style), d.Title, markup.Raw(data), markup.Raw(script))
 	_, err = p.WriteTo(w)

@@ -184,7 +184,7 @@ func TestVerdicts(t *testing.T) {
 		}
 		return all
 	}
-	if got, want := answers(), []string{"good: yes, the loss falls", "good: no", "good: 200 tokens/s", "good: nothing, there was none"}; !reflect.DeepEqual(got, want) {
+	if got, want := answers(), []string{"good: yes, the loss falls", "good: no", "good: 200 tokens/s", "unknown: not known", "good: nothing, there was none"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	h := r.History
@@ -206,10 +206,61 @@ func TestVerdicts(t *testing.T) {
 	if got, want := report.LastRestart(h), (report.Restart{Step: 50, Again: 5, Stopped: 30, Starting: 2}); got != want {
 		t.Errorf("the last restart is %+v, want %+v", got, want)
 	}
-	if got, want := answers(), []string{"good: yes, the loss falls", "look: yes, since step 50", "good: 200 tokens/s", "look: the last one 37s"}; !reflect.DeepEqual(got, want) {
+	if got, want := answers(), []string{"good: yes, the loss falls", "look: yes, since step 50", "good: 200 tokens/s", "unknown: not known", "look: the last one 37s"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if got := report.Verdicts(nil); len(got) != 1 || got[0].State != report.Unknown {
 		t.Errorf("of no history: got %+v", got)
+	}
+}
+
+// TestWhoIsSlow: a planted delay is named with its rank and its phase; even ranks name nobody.
+func TestWhoIsSlow(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		phase   string // that takes longer on rank 3
+		seconds float64
+		want    string
+	}{
+		{"even", "forward", 0, "good: nobody"},
+		{"a little", "forward", 0.01, "good: nobody"},
+		{"forward", "forward", 0.3, `look: rank 3: the others wait 23 % of their time for it: it spends 46 % of its time in the forward pass, the others 23 %`},
+		{"data", "data", 0.2, `look: rank 3: the others wait 17 % of their time for it: it spends 17 % of its time waiting for data, the others 0.0 %`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := run("out/a", 100)
+			const n = 8
+			for i := range 20 {
+				rec := history.Ranks{Step: i, Steps: 1, Time: history.Seconds(1001 + i), Seconds: 1 + c.seconds, Late: make(history.Column, n), Phases: map[string]history.Column{}}
+				for name, s := range map[string]float64{"data": 0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "waiting": c.seconds} {
+					column := make(history.Column, n)
+					for rank := range column {
+						column[rank] = s
+					}
+					rec.Phases[name] = column
+				}
+				rec.Phases["waiting"][3] = 0
+				rec.Phases[c.phase][3] += c.seconds
+				rec.Late[3] = c.seconds * (n - 1)
+				r.History.Ranks = append(r.History.Ranks, rec)
+			}
+			for _, v := range report.Verdicts(r.History) {
+				if v.Question != "Who is slow?" {
+					continue
+				}
+				got := v.State + ": " + v.Answer
+				if v.State == report.Look {
+					got += ": " + v.Why
+				}
+				if got != c.want {
+					t.Errorf("got %s, want %s", got, c.want)
+				}
+			}
+			for _, g := range report.Readings(r.History) {
+				if waits := g.Name == "waiting for other ranks"; waits && (g.State == report.Look) != (c.seconds > 0.1) || g.State == report.Look && g.Do == "" {
+					t.Errorf("got the reading %+v", g)
+				}
+			}
+		})
 	}
 }

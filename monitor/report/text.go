@@ -46,7 +46,7 @@ func text(b *strings.Builder, r Run) {
 	line("steps", "%d of %d, %s", s.Done, s.Steps, state)
 	line("ranks", "%d %s", s.Ranks, s.Strategy)
 	if len(r.History.Steps) > 0 {
-		line("loss", "%s → %s  %s", number(s.FirstLoss), number(s.LastLoss), sparkline(r.History.Steps, 40))
+		line("loss", "%s → %s  %s", number(s.FirstLoss), number(s.LastLoss), Sparkline(r.History.Steps, 40))
 	}
 	if v := s.Validation; v != nil {
 		line("validation", "%s %s %s after step %d; best %s after step %d", v.Name, number(v.Value), v.Unit, v.Step, number(v.Best), v.BestStep)
@@ -96,10 +96,10 @@ func seconds(s float64) string {
 	return d.Round(time.Second).String()
 }
 
-// sparkline draws losses with characters of eight heights.
-func sparkline(steps []history.Step, width int) string {
+// Sparkline draws the losses of steps in at most so many characters, which have eight heights.
+func Sparkline(steps []history.Step, width int) string {
 	heights := []rune("▁▂▃▄▅▆▇█")
-	width = min(width, len(steps))
+	width = max(0, min(width, len(steps)))
 	means := make([]float64, width)
 	low, high := math.Inf(1), math.Inf(-1)
 	for i := range means {

@@ -28,13 +28,13 @@ const (
 const minJudged = 20
 
 // Verdicts answers, from the history of a run, whether it learns, whether it overfits, how fast it
-// is and what restarts cost.
+// is, which rank is slow and what restarts cost.
 func Verdicts(h *history.History) []Verdict {
 	if h == nil {
 		return []Verdict{{"Is it learning?", Unknown, "no step yet", "the run has not begun to write its history"}}
 	}
 	s := Summarize(Run{History: h})
-	return []Verdict{s.learning(), s.overfitting(), s.speed(), restarts(h)}
+	return []Verdict{s.learning(), s.overfitting(), s.speed(), slowest(h), restarts(h)}
 }
 
 func (s *Summary) learning() Verdict {
@@ -87,7 +87,7 @@ func (s *Summary) speed() Verdict {
 	}
 	v.State, v.Answer = Good, number(s.StepMS)+" ms a step"
 	if s.Unit != "" {
-		v.Answer = fmt.Sprintf("%s %s/s", number(s.PerSecond), s.Unit)
+		v.Answer = fmt.Sprintf("%s %s/s", rate(s.PerSecond), s.Unit)
 		v.Why = number(s.StepMS) + " ms a step; "
 	}
 	v.Why += s.Time.String()
@@ -153,4 +153,15 @@ func LastRestart(h *history.History) (r Restart) {
 		break
 	}
 	return r
+}
+
+// rate is a large number for people.
+func rate(n history.Number) string {
+	switch {
+	case n >= 1e7:
+		return fmt.Sprintf("%.4gM", float64(n)/1e6)
+	case n >= 1e4:
+		return fmt.Sprintf("%.4gk", float64(n)/1e3)
+	}
+	return number(n)
 }

@@ -6,7 +6,12 @@ const states = {
 	stopped: { color: "--bad", mark: "‖", text: "stopped" },
 	ended: { color: "--idle", mark: "–", text: "ended" },
 };
-const stateOf = (r) => states[r.state] || states.ended;
+// stateOf is the state of a rank; one that is running and that the others wait for is slow.
+function stateOf(r) {
+	const run = rankRun(), slow = run && (run.verdicts || []).find((v) => v.question === "Who is slow?" && v.state === "look");
+	if (r.state === "running" && slow && slow.answer === `rank ${r.rank}`) return states.slow;
+	return states[r.state] || states.ended;
+}
 const describe = (r) => `rank ${r.rank}: ${stateOf(r).text}${r.how ? `, ${r.how}` : ""}; host ${r.host}, pid ${r.pid}${r.since ? `, since ${clock(r.since)}` : ""}`;
 
 // A RankMap is a picture of the ranks: a cell a rank, by the axes of the mesh where they are
@@ -43,7 +48,7 @@ class RankMap {
 		const width = this.canvas.clientWidth || 300;
 		const axes = (data.job.mesh || []).filter((a) => a.size > 1);
 		const inner = axes.length > 1 ? axes[axes.length - 1].size : 0;
-		if (inner > 1 && n % inner === 0 && n / inner <= 64) this.cols = inner;
+		if (inner > 1 && n % inner === 0) for (this.cols = inner; this.cols * this.cols < n * width / this.height * 0.4 && n % (2 * this.cols) === 0;) this.cols *= 2;
 		else { this.cols = 1; while (this.cols < n && this.cols * this.cols < n * width / this.height * 0.8) this.cols *= 2; }
 		const rows = Math.ceil(n / this.cols);
 		this.cell = { w: width / this.cols, h: Math.min(this.height / rows, 44) };
@@ -79,7 +84,7 @@ class RankMap {
 			return li;
 		}));
 		if (axes.length) element("li", `mesh: ${axes.map((a) => `${a.name} ${a.size}`).join(" × ")}`, this.legend, "soft");
-		const trouble = ranks.find((r) => r.state === "failed" || r.state === "slow" || r.state === "stopped");
+		const trouble = ranks.find((r) => [states.failed, states.slow, states.stopped].includes(stateOf(r)));
 		const shown = this.chosen ? ranks[this.at] : trouble || ranks[0];
 		this.told.textContent = shown ? describe(shown) : "";
 		this.canvas.setAttribute("aria-label", `${n} ranks: ${Object.entries(count).map(([text, c]) => `${c} ${text}`).join(", ")}. The arrow keys go from rank to rank.`);
@@ -95,15 +100,22 @@ function makeJob() {
 function drawRanksAtAGlance() {
 	if (glanceMap) glanceMap.draw();
 }
-function drawRanks() {
+function drawRanks(anew) {
 	const place = byId("ranks"), job = data.job;
-	if (!wideMap) {
-		const figure = element("figure", "", place);
-		element("figcaption", "Ranks", figure);
-		wideMap = new RankMap(figure, 260);
-		element("div", "", place, "ranks-table");
+	if (!place.firstChild) {
+		if (job) {
+			const figure = element("figure", "", place);
+			element("figcaption", "Ranks", figure);
+			wideMap = new RankMap(figure, 90);
+		}
+		element("div", "", place, "phases");
+		if (job) element("div", "", place, "ranks-table");
+		else if (!rankRun()) element("p", "nothing is known of the ranks yet", place, "soft nothing");
 	}
-	wideMap.draw();
+	if (rankRun()) for (const p of place.querySelectorAll(".nothing")) p.remove();
+	if (wideMap) wideMap.draw();
+	drawPhases(place.querySelector(".phases"), anew);
+	if (!job) return;
 	const key = JSON.stringify(job.ranks), list = place.querySelector(".ranks-table");
 	if (list.dataset.key === key) return;
 	list.dataset.key = key;

@@ -1,5 +1,5 @@
 // The page: what it knows, how that grows, and its views. Its parts are in one script:
-// page.js, curves.js, job.js and start.js, in this order.
+// page.js, curves.js, job.js, phases.js and start.js, in this order.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -40,7 +40,7 @@ function duration(s) {
 const clock = (t) => new Date(t * 1000).toLocaleTimeString([], { hour12: false });
 
 // take adds an update to what is known. Lists of a run grow as long as its generation stays.
-const lists = ["starts", "steps", "evaluations", "saved", "notes", "lost"];
+const lists = ["starts", "steps", "evaluations", "saved", "notes", "lost", "ranks", "values"];
 function take(update) {
 	const changed = { runs: false, job: false };
 	for (const r of update.runs || []) {
@@ -48,7 +48,7 @@ function take(update) {
 		if (!run) { data.runs[r.index] = r; changed.runs = true; continue; }
 		changed.runs = true;
 		for (const list of lists) run[list] = r.generation === run.generation ? run[list].concat(r[list] || []) : r[list] || [];
-		for (const key of ["generation", "name", "unit", "begun", "end", "summary", "verdicts", "trouble", "settings"]) run[key] = r[key];
+		for (const key of ["generation", "name", "unit", "begun", "end", "summary", "verdicts", "readings", "trouble", "settings"]) run[key] = r[key];
 	}
 	for (const key of ["now", "cursor", "differ", "trouble"]) if (update[key] !== undefined) data[key] = update[key];
 	if (update.job) { data.job = update.job; changed.job = true; }

@@ -167,7 +167,7 @@ view("overview", "Overview", (anew) => {
 	for (const c of glance) c.draw(anew);
 }, () => true);
 view("curves", "Curves", (anew) => { for (const c of all) c.draw(anew); }, () => true);
-view("ranks", "Ranks", drawRanks, () => !!data.job);
+view("ranks", "Ranks", drawRanks, () => !!data.job || !!rankRun() || data.live);
 view("log", "Log", drawLog, () => !!data.job && data.live);
 view("events", "Events", () => {
 	const place = byId("events");
