@@ -40,7 +40,12 @@ type Compiler struct {
 	lib     *dlopen.Library
 	fn      [numCompilerCalls]uintptr
 	version Version
+
+	mu    sync.Mutex
+	known map[compilation][]byte // by what was compiled in this process
 }
+
+type compilation struct{ source, arch string }
 
 // theCompiler loads NVRTC once.
 var theCompiler = sync.OnceValues(loadCompiler)
@@ -100,6 +105,25 @@ func (c *Compiler) call(f compilerCall, args ...uintptr) error {
 		return &CallError{Call: compilerSymbols[f], Code: int(code), Text: "see the log of the compiler"}
 	}
 	return nil
+}
+
+// Once does what Compile does, and remembers the code: devices of a process share it.
+func (c *Compiler) Once(name, source, arch string) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := compilation{source, arch}
+	if code := c.known[key]; code != nil {
+		return code, nil
+	}
+	code, _, err := c.Compile(name, source, arch)
+	if err != nil {
+		return nil, err
+	}
+	if c.known == nil {
+		c.known = map[compilation][]byte{}
+	}
+	c.known[key] = code
+	return code, nil
 }
 
 // Compile compiles a source for an architecture such as sm_90a. name is for messages. It

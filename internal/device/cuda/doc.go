@@ -22,7 +22,18 @@
 // # Files
 //
 //   - library.go: where the libraries are looked for. status.go: what [Probe] finds out.
-//   - errors.go: the kinds of failures. allocator.go: memory.
+//   - driver.go, compiler.go: the calls of the driver and of NVRTC.
+//   - errors.go: the kinds of failures. allocator.go: memory of the device. pinned.go: memory
+//     of the host that the device reads, and the word in which kernels note bad indices.
+//   - device.go: [Device], and how a kernel is launched. primitives.go, fused.go: which kernel
+//     computes what. kernels.go: how kernels come onto a device.
+//   - kernels: the sources, by family. fake: the stand-in for the driver.
+//
+// # Adding a kernel
+//
+// Write it into the family's file in kernels, and add a case to Fused (fused.go). Take the
+// operation off the list noCUDA in tensor/cuda_test.go, whose test then compares it with the
+// CPU. Run go generate for kernels, if you have NVRTC.
 //
 // # Caveats
 //

@@ -122,11 +122,10 @@ func (d *driver) info(index, n int) (Info, error) {
 	out := Info{Index: index}
 	dev, memory, number := new(int32), new(uint64), new(int32)
 	text := make([]byte, 256)
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(text)))
 	if err := d.call(callDeviceGet, uintptr(unsafe.Pointer(dev)), uintptr(index)); err != nil {
 		return out, err
 	}
-	if err := d.call(callDeviceGetName, at, uintptr(len(text)), uintptr(*dev)); err != nil {
+	if err := d.call(callDeviceGetName, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), uintptr(*dev)); err != nil {
 		return out, err
 	}
 	out.Model = zeroEnded(text)
@@ -143,7 +142,7 @@ func (d *driver) info(index, n int) (Info, error) {
 	}
 	out.Multiprocessors = numbers[attributeMultiprocessors]
 	out.Capability = fmt.Sprintf("%d.%d", numbers[attributeCapabilityMajor], numbers[attributeCapabilityMinor])
-	if d.call(callDeviceGetPCIBusID, at, uintptr(len(text)), uintptr(*dev)) == nil {
+	if d.call(callDeviceGetPCIBusID, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), uintptr(*dev)) == nil {
 		out.Bus = zeroEnded(text)
 	}
 	for other := range n {
