@@ -40,23 +40,30 @@ type opCase struct {
 // areas are the tables of operations, one file each: NAME_cases_test.go, with
 // PyTorch's values in testdata/golden/NAME.safetensors, which NAME.py wrote.
 func areas(dev Device) map[string][]opCase {
-	return map[string][]opCase{
-		"basic":       basicCases(dev),
-		"attention":   attentionCases(dev),
-		"conv":        convCases(dev),
-		"transformer": transformerCases(dev),
-		"norm":        normCases(dev),
-		"pool":        poolCases(dev),
-		"index":       indexCases(dev),
-		"groups":      groupCases(dev),
-		"join":        joinCases(dev),
-		"einsum":      einsumCases(dev),
-		"bag":         bagCases(dev),
-		"rnn":         rnnCases(dev),
-		"elementwise": elementwiseCases(dev),
-		"reductions":  reductionCases(dev),
-		"losses":      lossCases(dev),
+	all := map[string][]opCase{}
+	for area, cases := range tables {
+		all[area] = cases(dev)
 	}
+	return all
+}
+
+// tables make the cases of an area with constants on a device.
+var tables = map[string]func(dev Device) []opCase{
+	"basic":       basicCases,
+	"attention":   attentionCases,
+	"conv":        convCases,
+	"transformer": transformerCases,
+	"norm":        normCases,
+	"pool":        poolCases,
+	"index":       indexCases,
+	"groups":      groupCases,
+	"join":        joinCases,
+	"einsum":      einsumCases,
+	"bag":         bagCases,
+	"rnn":         rnnCases,
+	"elementwise": elementwiseCases,
+	"reductions":  reductionCases,
+	"losses":      lossCases,
 }
 
 // array is an operand of a naive oracle: dense and row-major.
