@@ -75,6 +75,30 @@ func ExampleRun() {
 	// <nil>
 }
 
+// A loss logs the accuracy of its batch, and a histogram of the logits: rank 0 keeps them in the history
+// and in the TensorBoard file of the run.
+func ExampleLog() {
+	loss := func(c *nn.Ctx, model any, batch [2]*tensor.Tensor) *tensor.Tensor {
+		logits := c.Call(model.(nn.Module), batch[0])
+		right, classes := 0.0, logits.ArgMax(1).Int64s()
+		for i, class := range batch[1].Int64s() {
+			if classes[i] == class {
+				right++
+			}
+		}
+		accuracy := right / float64(len(classes))
+		train.Log(c).Scalar("accuracy", accuracy)
+		train.Log(c).Histogram("logits", logits.Float32s())
+		return tensor.CrossEntropy(logits, batch[1])
+	}
+	model := nn.NewLinear(&nn.Build{}, 2, 2)
+	batch := [2]*tensor.Tensor{tensor.FromFloat32([]float32{1, 2, 3, 4}, 2, 2), tensor.FromInt64([]int64{0, 1}, 2)}
+	c := nn.Evaluation(context.Background())
+	defer c.Close()
+	fmt.Println(loss(c, model, batch).Shape()) // outside of a run nothing is logged
+	// Output: []
+}
+
 // A program with a loop of its own goes on where it was, whatever the number of
 // ranks was then: with its weights, what the optimizer remembers, and the samples
 // that would have come.
