@@ -288,6 +288,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add(text)
 	f.Add([]byte(`{"kind":"run","version":1}` + "\n" + `{"kind":"lost","times":-1}` + "\n" + `{"kind":"eval","metrics":[{}]}` + "\n"))
+	f.Add([]byte(`{"kind":"run","version":1}` + "\n" + `{"kind":"ranks","step":2,"steps":1,"seconds":1,"phases":{"data":[1,2],"forward":[3,4]},"hidden":[0,0],"for":[1,-1],"late":[0,1],"slow":{"rank":1}}` + "\n" + `{"kind":"value","name":"x","value":null}` + "\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := history.Read(bytes.NewReader(text))
 		if err == nil && (len(h.Runs) == 0 || h.Done() < 0 && h.Runs[0].FirstStep >= 0) {
