@@ -94,7 +94,6 @@ type slowWatch struct {
 	rank  int // that was slow in the last windows,
 	held  int // of which there were so many,
 	steps int // with so many steps
-	wait  float64
 	told  map[int]bool
 }
 

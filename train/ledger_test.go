@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/internal/loaded"
@@ -208,5 +209,75 @@ func BenchmarkStepEvents(b *testing.B) {
 			s.Enter(p)
 		}
 		s.StepDone(i, event.StepNumbers{})
+	}
+}
+
+// teller stops a run as soon as a rank is called slow.
+type teller struct {
+	*log
+	slow chan<- string
+	stop context.CancelFunc
+}
+
+func (r teller) Notice(text string) {
+	if strings.Contains(text, " is slow: the others wait ") {
+		select {
+		case r.slow <- text:
+		default:
+		}
+		r.stop()
+	}
+}
+
+// TestSlowRankOfJob: in a job of three ranks, one that computes longer, and one whose data come late, is named
+// with the reason.
+func TestSlowRankOfJob(t *testing.T) {
+	before := compareEvery
+	compareEvery = 100 * time.Millisecond
+	defer func() { compareEvery = before }()
+	const pass = 10 * time.Millisecond
+	for _, c := range []struct {
+		name, why        string
+		compute, loading time.Duration // more, of rank 1
+	}{
+		{"compute", "it computes longer", 2 * pass, 0},
+		{"data", "it waits longer for its data", 0, 2 * pass},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFitting(t)
+			f.batch = 3 // a sample a rank
+			f.get = func(rank int, _ data.Key) error {
+				if rank == 1 {
+					time.Sleep(pass + c.loading) // the loader works while the pass does
+				}
+				return nil
+			}
+			f.set = func(rank int, task *Task[points], o *Options) {
+				o.Steps, o.SaveEvery, o.EvalEvery, o.Best = 3000, 0, 0, false
+				loss := task.Loss
+				task.Loss = func(carrier *nn.Ctx, model any, p points) *tensor.Tensor {
+					time.Sleep(pass)
+					if rank == 1 {
+						time.Sleep(c.compute)
+					}
+					return loss(carrier, model, p)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			slow := make(chan string, 1)
+			_ = dist.Spawn(ctx, 3, func(_ context.Context, g *dist.Group) error {
+				task, o := f.task(g, Axes{})
+				return Run(ctx, g, task, o, teller{newLog(), slow, cancel})
+			})
+			select {
+			case text := <-slow:
+				if !strings.HasPrefix(text, "rank 1 ") || !strings.Contains(text, c.why) {
+					t.Errorf("the job says %q, want rank 1: %s", text, c.why)
+				}
+			default:
+				t.Error("nobody is called slow")
+			}
+		})
 	}
 }
