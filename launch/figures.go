@@ -109,12 +109,15 @@ func (q asking) collect(ctx context.Context) []events.Answer {
 	}
 }
 
-// removeFigures removes the files of figures, and the directory if nothing else is in it.
-func removeFigures(dir string) {
+// removeFigures removes the files of figures. A directory of this run alone goes too if nothing else is in it.
+func (r *recorders) removeFigures() {
+	dir := r.dir
 	files, _ := filepath.Glob(filepath.Join(dir, events.FilePattern))
 	hidden, _ := filepath.Glob(filepath.Join(dir, "."+events.FilePattern))
 	for _, path := range append(files, hidden...) {
 		_ = os.Remove(path)
 	}
-	_ = os.Remove(dir)
+	if r.ours {
+		_ = os.Remove(dir)
+	}
 }

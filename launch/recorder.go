@@ -228,7 +228,7 @@ func isWorthDumps(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIG
 // says everything.
 func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, report *flightlog.Report) {
 	r.views.Wait()
-	removeFigures(r.dir)
+	r.removeFigures()
 	if !failed {
 		if r.ours {
 			_ = os.RemoveAll(r.dir)

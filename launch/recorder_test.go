@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/flightlog"
+	events "github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -326,4 +327,31 @@ func TestRecordersWhileForming(t *testing.T) {
 	}
 	_ = a.Process.Signal(syscall.SIGINT)
 	a.end(t)
+}
+
+// TestFiguresAreRemoved: what ranks have answered goes with the job; a directory of the user's stays, with
+// what else is in it.
+func TestFiguresAreRemoved(t *testing.T) {
+	for _, ours := range []bool{true, false} {
+		for _, other := range []bool{true, false} {
+			dir := filepath.Join(t.TempDir(), "dumps")
+			names := []string{events.FileName(0), "." + events.FileName(1) + "-2"}
+			if other {
+				names = append(names, "other")
+			}
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range names {
+				if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			(&recorders{dir: dir, ours: ours}).removeFigures()
+			left, err := os.ReadDir(dir)
+			if stays := !ours || other; stays != (err == nil) || other && len(left) != 1 || !other && len(left) != 0 {
+				t.Errorf("ours %v, with another file %v: left %v, %v", ours, other, left, err)
+			}
+		}
+	}
 }
