@@ -167,15 +167,3 @@ func ExampleResume() {
 	// 2 ranks begin after step 0 and 0 samples
 	// 3 ranks begin after step 2 and 12 samples
 }
-
-// A program logs values of its own from the function that computes the loss.
-func ExampleLog() {
-	loss := func(c *nn.Ctx, model any, x *tensor.Tensor) *tensor.Tensor {
-		logits := c.Call(model.(nn.Module), x)
-		accuracy := 0.5
-		train.Log(c).Scalar("accuracy", accuracy)
-		train.Log(c).Histogram("logits", logits.Float32s())
-		return logits.Mean()
-	}
-	_ = train.Task[*tensor.Tensor]{Loss: loss}
-}

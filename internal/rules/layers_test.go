@@ -299,8 +299,10 @@ func TestModules(t *testing.T) {
 		if got := goLine.FindString(string(f.text)); got != want {
 			t.Errorf("%s: it says %q, the main module %q: write the same", f.path, got, want)
 		}
+		// A module of tools uses the main module as it stands beside it.
+		text := regexp.MustCompile(`(?m)^replace github\.com/cohort-ml/cohort => \.\./\.\.$`).ReplaceAll(f.text, nil)
 		for _, word := range []string{"replace", "toolchain"} {
-			if regexp.MustCompile(`(?m)^` + word + `\b`).Match(f.text) {
+			if regexp.MustCompile(`(?m)^` + word + `\b`).Match(text) {
 				t.Errorf("%s: a %s directive builds something else than its user expects: remove it", f.path, word)
 			}
 		}
