@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch"
 	"github.com/cohort-ml/cohort/monitor/dashboard"
+	"github.com/cohort-ml/cohort/monitor/history"
 	"github.com/cohort-ml/cohort/monitor/metrics"
 	"github.com/cohort-ml/cohort/monitor/report"
 	"github.com/cohort-ml/cohort/train"
@@ -65,7 +68,12 @@ func (f *dashboardFlag) serve(title string, runs []string, job *dashboard.Job, s
 	for _, line := range s.Announce() {
 		say(line)
 	}
+	unregister := func() {}
+	if job != nil {
+		unregister = register(title, runs, s.URL())
+	}
 	return func(err error) {
+		unregister()
 		if job == nil {
 			s.Close()
 			return
@@ -73,6 +81,19 @@ func (f *dashboardFlag) serve(title string, runs []string, job *dashboard.Job, s
 		job.Over(err)
 		s.Finish()
 	}, nil
+}
+
+// register lets cohort top find a job of this process.
+func register(title string, runs []string, url string) (end func()) {
+	r := dashboard.Running{PID: os.Getpid(), Begun: history.At(time.Now()), Title: title, URL: url}
+	for _, dir := range runs {
+		if abs, err := filepath.Abs(dir); err == nil {
+			dir = abs
+		}
+		r.Runs = append(r.Runs, dir)
+	}
+	end, _ = dashboard.Register(r) // a job that is not found is no reason not to train
+	return end
 }
 
 // meshOf returns the axes of a run's mesh, as far as its settings say them.

@@ -99,6 +99,9 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 					return usageError{err}
 				}
 				opts = append(opts, launch.WithWatcher(job), launch.WithFigures(&dash.figures))
+			} else {
+				end := register("cohort train "+cmd.Name()+": "+r.shared.Out, []string{r.shared.Out}, "")
+				over = func(error) { end() }
 			}
 		}
 		r.shared.Prover = func(ctx context.Context, step int) (*train.Comparison, error) {

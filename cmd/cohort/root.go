@@ -22,7 +22,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	}{
 		{"Models", []*cobra.Command{newTrainCommand(), newEvalCommand(), newGenerateCommand(), newTokenizeCommand()}},
 		{"Jobs", []*cobra.Command{newRunCommand(), newMPIRankCommand(), newHostAgentCommand(), newTokenCommand(), newStoreCommand(), newPSCommand()}},
-		{"Looking into jobs and checkpoints", []*cobra.Command{newReportCommand(), newCkptCommand(), newRecorderCommand(), newDataCommand(), newScheduleCommand(), newRPCCommand()}},
+		{"Looking into jobs and checkpoints", []*cobra.Command{newTopCommand(), newReportCommand(), newCkptCommand(), newRecorderCommand(), newDataCommand(), newScheduleCommand(), newRPCCommand()}},
 		{"This machine and this program", []*cobra.Command{newDoctorCommand(), newDevicesCommand(), newBenchCommand(), newEnvCommand(), newVersionCommand()}},
 	}
 	root := &cobra.Command{

@@ -33,6 +33,8 @@
 //	answers.go  what the server answers
 //	limits.go   the limits
 //	runs.go     the runs that are followed, and cursors
+//	client.go   Client: what a page knows, for a terminal
+//	registry.go Register and Jobs: which jobs run on this machine
 //	job.go      Job: ranks and their states
 //	lines.go    the lines that ranks print
 package dashboard
