@@ -82,6 +82,9 @@ function marks(u) {
 	ctx.restore();
 }
 
+// short is a number beside an axis.
+const short = (v) => (v === null ? "" : Math.abs(v) >= 1e7 ? `${number(v / 1e6)}M` : Math.abs(v) >= 1e4 ? `${number(v / 1e3)}k` : number(v));
+
 // A chart draws one kind into a figure, and again when there is more.
 class Chart {
 	constructor(kind, parent, height) {
@@ -131,7 +134,7 @@ class Chart {
 		this.plot = new uPlot({
 			width: Math.max(200, this.figure.clientWidth - 18), height: this.height,
 			scales: { x: { time: false }, y: { distr: logarithmic && this.kind.canLog ? 3 : 1, range: this.kind.zero ? (u, low, high) => [0, high > 0 ? high * 1.1 : 1] : undefined } },
-			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30 }, { ...axis, size: 58 }],
+			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30 }, { ...axis, size: 58, values: (u, ticks) => ticks.map(short) }],
 			series, legend: { live: true, show: this.height > 170 }, hooks: this.kind.marks ? { draw: [marks] } : {},
 			cursor: { drag: { x: true, y: false } },
 		}, joined, this.figure);

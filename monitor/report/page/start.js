@@ -106,7 +106,7 @@ function drawRuns() {
 		const t = s.time, share = (v) => `${Math.round(100 * v / t.total)} %`;
 		return [
 			[head, "", soft([s.task, s.model, s.data].filter(Boolean).join("; ")), "", soft(`${s.ranks} ranks; ${s.strategy || ""}`)],
-			[`${s.step} of ${s.steps}`, run.end ? "ended" : "has not ended by itself", s.restarts ? `${s.restarts} restarts` : ""],
+			[`${s.step} of ${s.steps}`, run.end ? "ended" : "has not ended by itself", s.restarts ? `${s.restarts} ${s.restarts === 1 ? "restart" : "restarts"}` : ""],
 			`${number(s.first_loss)} → ${number(s.last_loss)}`,
 			s.validation ? [`${s.validation.name} ${number(s.validation.value)} ${s.validation.unit || ""}`, `best ${number(s.validation.best)} after step ${s.validation.best_step}`] : "",
 			[`${number(s.step_ms)} ms a step`, s.unit ? `${number(s.per_second)} ${s.unit}/s` : ""],
