@@ -38,7 +38,7 @@ func Load(dir string) (s *Loaded, skipped []error, err error) {
 	if len(skipped) > 0 {
 		return nil, skipped, damaged(filepath.Join(dir, snapshotDir), 0, "none of %d snapshots can be read; the newest: %v", len(names), skipped[0])
 	}
-	return nil, nil, damaged(filepath.Join(dir, snapshotDir), 0, "there is no snapshot: take one from the running server")
+	return nil, nil, damaged(filepath.Join(dir, snapshotDir), 0, "there is no snapshot: take one from the running server (cohort ps checkpoint)")
 }
 
 // LoadAt returns the snapshot at an LSN. It checks the manifests and the sizes of all files.
