@@ -110,7 +110,7 @@ func readSentenceConfig(dir string) (g SentenceConfig, dense []string, err error
 	var modules []sentenceModule
 	found, err := readSentenceFile(dir, modulesFile, &modules)
 	if err == nil && !found {
-		g.MaxTokens, err = tokenizerLength(dir)
+		g.MaxTokens, err = TokenizerLength(dir)
 	}
 	if err != nil || !found {
 		return g, nil, err
@@ -310,7 +310,7 @@ func readSentenceSettings(dir string, g *SentenceConfig) error {
 	if sizes.MaxTokens != nil {
 		g.MaxTokens = *sizes.MaxTokens
 	} else {
-		n, err := tokenizerLength(dir)
+		n, err := TokenizerLength(dir)
 		if err != nil {
 			return err
 		}
@@ -336,9 +336,9 @@ func readSentenceSettings(dir string, g *SentenceConfig) error {
 	return nil
 }
 
-// tokenizerLength returns the most tokens of a text that a tokenizer's settings name, 0 where
+// TokenizerLength returns the most tokens of a text that a tokenizer's settings name, 0 where
 // they name none: 1e30 stands there then.
-func tokenizerLength(dir string) (int, error) {
+func TokenizerLength(dir string) (int, error) {
 	var tokens struct {
 		MaxTokens json.Number `json:"model_max_length"`
 	}

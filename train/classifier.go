@@ -44,6 +44,7 @@ type ClassifierConfig struct {
 	Classes   []string  `json:"classes"` // names
 	Mean      []float64 `json:"mean"`    // of the channels, which are 0 to 1
 	Std       []float64 `json:"std"`
+	Fit       string    `json:"fit,omitempty"` // what becomes of other sizes: "middle" cuts photos, "whole" squeezes
 }
 
 // Classifier predicts the classes of images.
@@ -55,6 +56,9 @@ type Classifier struct {
 // NewClassifier returns a new classifier. Because a configuration may come from a
 // file, one that makes no classifier is an error.
 func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
+	if err := c.checkFit(); err != nil {
+		return nil, err
+	}
 	switch {
 	case c.Size < 1 || c.Size > maxSide:
 		return nil, fmt.Errorf("a classifier of images of %d·%d pixels: want 1 to %d a side", c.Size, c.Size, maxSide)

@@ -74,5 +74,7 @@
 //	embed.go, classify.go        the recipes of encoders; text_*.go is what they share
 //	init_from.go           weights of one run as the beginning of another
 //	finetune.go            fine-tuning of a Hugging Face folder
-//	eval.go, generate.go   the commands that use a trained model
+//	model.go               Load: any model with what its inputs go through; model_*.go are its parts
+//	eval.go, generate.go   the commands that use a trained model; logits.go is what a token
+//	                       is drawn by, conversation.go chats
 package train

@@ -167,3 +167,19 @@ func ExampleResume() {
 	// 2 ranks begin after step 0 and 0 samples
 	// 3 ranks begin after step 2 and 12 samples
 }
+
+// A program tells the classes of texts with a folder of Hugging Face's, or with a run of
+// `cohort train classify`: the tokenizer and the names of the classes are in the folder.
+func ExampleLoad() {
+	ctx := context.Background()
+	m, err := train.Load(ctx, storage.Dir("testdata/classifier"), nil)
+	if err != nil {
+		panic(err)
+	}
+	p, err := m.Predict(ctx, []train.Input{{Text: "tea in the kitchen, warm and lovely"}}, 0)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(m.Classes(), len(p[0].Probabilities), p[0].Probability > 1./3)
+	// Output: [calm glad sad] 3 true
+}

@@ -34,7 +34,10 @@ type Generation struct {
 	MaxLength         *int // with the prompt's tokens
 	MinNewTokens      *int
 	MinLength         *int // with the prompt's tokens
-	// Ignored names what it says beside that, which is not done.
+	MinP              *float64
+	NoRepeatNgram     *int
+	Stop              []string // texts before which a text ends
+	// Ignored names what it says beside that, which is not done; see [Generation.Refused].
 	Ignored []string
 
 	file string
@@ -53,6 +56,18 @@ func LoadGeneration(ctx context.Context, from storage.Storage, notice func(text 
 		return Generation{}, err
 	}
 	defer done()
+	g, err := generationOf(dir)
+	if err != nil {
+		return Generation{}, fmt.Errorf("%s: %w", at.path, err)
+	}
+	if len(g.Ignored) > 0 {
+		notice(fmt.Sprintf("%s: %s is not done", storage.At(at.from, g.file), strings.Join(g.Ignored, ", ")))
+	}
+	return g, nil
+}
+
+// generationOf reads the settings in a folder, or in that of an adapter's base.
+func generationOf(dir string) (Generation, error) {
 	folder, err := modelFolder(dir)
 	if err != nil {
 		return Generation{}, err
@@ -65,14 +80,7 @@ func LoadGeneration(ctx context.Context, from storage.Storage, notice func(text 
 			return Generation{}, err
 		}
 	}
-	g, err := parseGeneration(files)
-	if err != nil {
-		return Generation{}, fmt.Errorf("%s: %w", at.path, err)
-	}
-	if len(g.Ignored) > 0 {
-		notice(fmt.Sprintf("%s: %s is not done", storage.At(at.from, g.file), strings.Join(g.Ignored, ", ")))
-	}
-	return g, nil
+	return parseGeneration(files)
 }
 
 // without has the fields of generation_config.json that need no notice: those that
@@ -84,7 +92,7 @@ var without = map[string]any{
 	"num_assistant_tokens": nil, "num_assistant_tokens_schedule": nil, "assistant_confidence_threshold": nil, "compile_config": nil, "disable_compile": nil,
 	"early_stopping": nil, "length_penalty": nil, "renormalize_logits": nil, "low_memory": nil, "decoder_start_token_id": nil, "trust_remote_code": nil,
 	"encoder_no_repeat_ngram_size": nil, "is_assistant": nil, "prefill_chunk_size": nil, "remove_invalid_values": nil, "chat_format": nil, "num_beam_groups": 1.,
-	"num_beams": 1., "num_return_sequences": 1., "typical_p": 1., "min_p": 0., "epsilon_cutoff": 0., "eta_cutoff": 0., "no_repeat_ngram_size": 0.,
+	"num_beams": 1., "num_return_sequences": 1., "typical_p": 1., "epsilon_cutoff": 0., "eta_cutoff": 0.,
 	"encoder_repetition_penalty": 1., "diversity_penalty": 0., "guidance_scale": 1., "max_window_size": nil, "transformers.js_config": nil,
 }
 
@@ -105,7 +113,7 @@ func parseGeneration(files map[string][]byte) (g Generation, err error) {
 	known := map[string]any{
 		"do_sample": &g.Sample, "temperature": &g.Temperature, "top_k": &g.TopK, "top_p": &g.TopP, "repetition_penalty": &g.RepetitionPenalty,
 		"max_new_tokens": &g.MaxNewTokens, "max_length": &g.MaxLength, "min_new_tokens": &g.MinNewTokens, "min_length": &g.MinLength,
-		"eos_token_id": &g.EOS, "bos_token_id": &g.BOS,
+		"eos_token_id": &g.EOS, "bos_token_id": &g.BOS, "min_p": &g.MinP, "no_repeat_ngram_size": &g.NoRepeatNgram, "stop_strings": &g.Stop,
 	}
 	for name, raw := range fields {
 		if string(raw) == "null" {
@@ -114,9 +122,10 @@ func parseGeneration(files map[string][]byte) (g Generation, err error) {
 		v, ok := known[name]
 		switch def, ignored := without[name]; {
 		case ok:
-			if ids, isIDs := v.(*[]int64); isIDs && !bytes.HasPrefix(raw, []byte("[")) {
+			_, isIDs := v.(*[]int64)
+			_, isTexts := v.(*[]string)
+			if (isIDs || isTexts) && !bytes.HasPrefix(raw, []byte("[")) {
 				raw = slices.Concat([]byte("["), raw, []byte("]"))
-				v = ids
 			}
 			if err := json.Unmarshal(raw, v); err != nil {
 				return g, fmt.Errorf("%s: %s is %s: %w", g.file, name, raw, err)
@@ -149,16 +158,30 @@ func (g *Generation) check() error {
 		return bad("top_k", *g.TopK, "0 or more")
 	case g.TopP != nil && !(*g.TopP >= 0 && *g.TopP <= 1):
 		return bad("top_p", *g.TopP, "0 to 1")
+	case g.MinP != nil && !(*g.MinP >= 0 && *g.MinP <= 1):
+		return bad("min_p", *g.MinP, "0 to 1")
+	case g.NoRepeatNgram != nil && *g.NoRepeatNgram < 0:
+		return bad("no_repeat_ngram_size", *g.NoRepeatNgram, "0 or more")
+	case slices.Contains(g.Stop, ""):
+		return bad("stop_strings", g.Stop, "texts that are not empty")
 	case g.RepetitionPenalty != nil && !(*g.RepetitionPenalty > 0):
 		return bad("repetition_penalty", *g.RepetitionPenalty, "more than 0")
 	}
 	return nil
 }
 
+// Refused is an error that names the settings which are not done, nil if there are none.
+func (g Generation) Refused() error {
+	if len(g.Ignored) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s asks for what Cohort does not do: %s", g.file, strings.Join(g.Ignored, ", "))
+}
+
 // Fill sets the options that the user has not given to those of a model's folder.
 // given reports whether the user gave an option, by its name in
-// generation_config.json: do_sample, temperature, top_k, top_p, repetition_penalty,
-// max_new_tokens.
+// generation_config.json: do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
+// no_repeat_ngram_size, stop_strings, max_new_tokens.
 func (o *GenerateOptions) Fill(g Generation, given func(name string) bool) {
 	o.EOS, o.BOS = g.EOS, g.BOS
 	if g.Temperature != nil && !given("temperature") {
@@ -175,6 +198,15 @@ func (o *GenerateOptions) Fill(g Generation, given func(name string) bool) {
 	}
 	if g.RepetitionPenalty != nil && !given("repetition_penalty") {
 		o.RepetitionPenalty = *g.RepetitionPenalty
+	}
+	if g.MinP != nil && !given("min_p") {
+		o.MinP = *g.MinP
+	}
+	if g.NoRepeatNgram != nil && !given("no_repeat_ngram_size") {
+		o.NoRepeatNgram = *g.NoRepeatNgram
+	}
+	if len(g.Stop) > 0 && !given("stop_strings") {
+		o.Stop = g.Stop
 	}
 	switch {
 	case given("max_new_tokens"):

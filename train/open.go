@@ -159,7 +159,7 @@ func (at place) local(ctx context.Context) (dir string, done func(), err error) 
 		}
 	}()
 	isAdapter := false
-	for _, name := range append([]string{configFile, adapterConfigFile, models.AdapterFile}, companions...) {
+	for _, name := range append([]string{configFile, adapterConfigFile, models.AdapterFile, models.SentenceFile}, companions...) {
 		limit := int64(maxCompanion)
 		if name == models.AdapterFile {
 			if limit = maxAdapter; !isAdapter {

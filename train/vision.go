@@ -199,9 +199,13 @@ func (r *visionRun) describe() ClassifierConfig {
 		channels = 3
 	}
 	layers, _ := widths("widths", r.cfg.Widths) // Validate has seen them
+	fit := fitWhole
+	if !fixed {
+		fit = fitMiddle
+	}
 	return ClassifierConfig{
 		ModelType: r.cfg.Model, Size: r.cfg.Size, Channels: channels, Widths: layers, Classes: r.training.Classes(),
-		Mean: vision.ImageNet.Mean, Std: vision.ImageNet.Std,
+		Mean: vision.ImageNet.Mean, Std: vision.ImageNet.Std, Fit: fit,
 	}
 }
 

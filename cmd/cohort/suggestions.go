@@ -99,7 +99,7 @@ func commandNames(cmd *cobra.Command) []string {
 
 // otherWords has the names that other programs use for our commands.
 var otherWords = map[string]string{
-	"predict": "generate or eval", "infer": "generate", "inference": "generate", "sample": "generate", "chat": "generate", "complete": "generate",
+	"infer": "predict", "inference": "predict", "classify": "predict", "sample": "generate", "chat": "generate", "complete": "generate",
 	"test": "eval", "evaluate": "eval", "validate": "eval", "score": "eval", "fit": "train", "finetune": "train lm --init-from", "fine-tune": "train lm --init-from",
 	"resume": "train, which goes on where it was", "launch": "run", "torchrun": "run", "start": "run", "exec": "run", "benchmark": "bench", "encode": "tokenize encode",
 }

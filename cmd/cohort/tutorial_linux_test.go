@@ -4,7 +4,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,9 +34,34 @@ var inputs = map[string]func(dir string) error{
 	"new.csv": func(path string) error {
 		return writeTable(path, table.Generated{Rows: 1000, Users: 500, Items: 300, Seed: 2})
 	},
+	"photos": func(dir string) error {
+		return errors.Join(writeSquares(filepath.Join(dir, "red"), color.RGBA{200, 30, 30, 255}, 20), writeSquares(filepath.Join(dir, "blue"), color.RGBA{30, 30, 200, 255}, 20))
+	},
+	"unsorted": func(dir string) error { return writeSquares(dir, color.RGBA{190, 40, 50, 255}, 3) },
 	"ratings.csv": func(path string) error {
 		return os.WriteFile(path, []byte("user_id,movie_id,rating\n"+strings.Repeat("1,10,5\n1,11,3\n2,10,4\n2,11,1\n3,12,2\n", 400)), 0o644)
 	},
+}
+
+// writeSquares writes images of about one colour.
+func writeSquares(dir string, c color.RGBA, n uint8) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	for i := range n {
+		img := image.NewRGBA(image.Rect(0, 0, 40, 32))
+		for k := range img.Pix {
+			img.Pix[k] = []uint8{c.R, c.G, c.B, c.A - 2*i}[k%4] + i*2
+		}
+		f, err := os.Create(filepath.Join(dir, fmt.Sprintf("%02d.png", i)))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(png.Encode(f, img), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func writeTable(path string, g table.Generated) error {

@@ -135,15 +135,20 @@ func (s *Set) ReadFields(i int, want func(field string) Want) (Record, error) {
 
 // At says of an error of what record i has, such as a [FieldError], in which file and line it is.
 func (s *Set) At(i int, err error) error {
-	if err == nil {
-		return nil
-	}
-	if at := (*Error)(nil); errors.As(err, &at) {
+	if known := (*Error)(nil); err == nil || errors.As(err, &known) {
 		return err
 	}
 	n := sort.SearchInts(s.starts, i+1) - 1
 	src, i := s.sources[n], i-s.starts[n]
-	e := &Error{Path: src.path(), Line: src.line(i), Record: i + 1, Detail: err.Error()}
+	return at(src.path(), src.line(i), i+1, err)
+}
+
+// at says of an error of what a record has where it is.
+func at(path string, line, record int, err error) error {
+	if known := (*Error)(nil); err == nil || errors.As(err, &known) {
+		return err
+	}
+	e := &Error{Path: path, Line: line, Record: record, Detail: err.Error()}
 	if f := (*FieldError)(nil); errors.As(err, &f) {
 		e.Field, e.Detail = f.Field, f.Detail
 	}

@@ -52,8 +52,9 @@ func (f Format) isMissing(field []byte) bool {
 // files reads the records of one file after the other.
 type files struct {
 	format Format
-	path   string   // as it was given
-	paths  []string // those that were not begun
+	path   string    // as it was given
+	paths  []string  // those that were not begun
+	stream io.Reader // of the only path, which is no file
 	open   *os.File
 	text   *scanner
 	names  []string // of the columns of the file that is open
@@ -109,10 +110,13 @@ func (f *files) advance() error {
 	path := f.paths[0]
 	f.paths = f.paths[1:]
 	var err error
-	if f.open, err = os.Open(path); err != nil {
-		return fmt.Errorf("table: %w", err)
+	r := f.stream
+	if r == nil {
+		if f.open, err = os.Open(path); err != nil {
+			return fmt.Errorf("table: %w", err)
+		}
+		r = f.open
 	}
-	var r io.Reader = f.open
 	// What a file is, its first bytes say: names lie.
 	buffered := bufio.NewReaderSize(r, 64<<10)
 	r = buffered

@@ -33,6 +33,7 @@ type scanner struct {
 	whole    []byte  // a line that does not fit r's buffer
 	text     []byte  // the fields behind each other
 	fields   []place // of the record
+	lost     bool    // where the next record begins is not known
 }
 
 // place is where a field ends in text, and where it began in the file.
@@ -81,6 +82,7 @@ func (s *scanner) line() ([]byte, error) {
 		s.whole = append(s.whole[:0], line...)
 		for err == bufio.ErrBufferFull {
 			if len(s.whole) > maxRecordBytes {
+				s.lost = true
 				return nil, s.fail(s.numLines+1, 0, "the line is longer than %d bytes: is this a text of rows?", maxRecordBytes)
 			}
 			line, err = s.r.ReadSlice('\n')
@@ -160,10 +162,12 @@ func (s *scanner) quoted(line, rest []byte, at place) (_, after []byte, more boo
 		i := bytes.IndexByte(rest, '"')
 		if i < 0 {
 			if s.text = append(s.text, rest...); len(s.text) > maxRecordBytes {
+				s.lost = true
 				return nil, nil, false, s.fail(at.line, at.column, "a quote is not closed within %d bytes", maxRecordBytes)
 			}
 			line, err = s.line()
 			if errors.Is(err, io.EOF) {
+				s.lost = true
 				err = s.fail(at.line, at.column, "a quote is not closed")
 			}
 			if err != nil {
