@@ -283,6 +283,7 @@ static void serve(stream *s) {
 
 int main(int argc, char **argv) {
 	int socket = atoi(argv[1]), control_fd = atoi(argv[2]), arena_fd = atoi(argv[3]), pinned_fd = atoi(argv[4]);
+	arenaAt = strtoull(argv[5], 0, 10), pinnedAt = arenaAt + arenaSize;
 	ctl = (control *)mmap(0, sizeof *ctl, PROT_READ | PROT_WRITE, MAP_SHARED, control_fd, 0);
 	arena = (char *)mmap((void *)arenaAt, arenaSize, PROT_NONE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, arena_fd, 0);
 	pinned = (char *)mmap((void *)pinnedAt, pinnedSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinned_fd, 0);

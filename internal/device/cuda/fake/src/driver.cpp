@@ -18,7 +18,7 @@ static pid_t child;
 static std::mutex mu; // guards what follows, and the order of commands
 static unsigned enqueued[maxStreams];
 static bool streamLives[maxStreams];
-static uintptr_t arenaTop = arenaAt, pinnedTop = pinnedAt;
+static uintptr_t arenaTop, pinnedTop;
 static std::map<uintptr_t, size_t> blocks;
 static std::map<uintptr_t, size_t> pinnedHeld;
 static std::multimap<size_t, uintptr_t> pinnedFree;
@@ -63,6 +63,19 @@ static void stop() {
 	if (child) { kill(child, SIGKILL); waitpid(child, 0, 0); child = 0; }
 }
 
+// find_room maps the regions where nothing is. Programs in Go begin their heap anywhere.
+static bool find_room() {
+	for (uintptr_t at = 0x100000000000; at < 0x500000000000; at += 0x010000000000) {
+		void *a = mmap((void *)at, arenaSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0);
+		if (a == MAP_FAILED) continue;
+		void *p = mmap((void *)(at + arenaSize), pinnedSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinnedFile, 0);
+		if (p == MAP_FAILED) { munmap(a, arenaSize); continue; }
+		arenaAt = arenaTop = at, pinnedAt = pinnedTop = at + arenaSize;
+		return true;
+	}
+	return false;
+}
+
 // fakeStart begins with a device that has nothing: 0 if that worked. What was made before is
 // invalid. A seed that is not 0 makes streams pause and threads start in any order. code is
 // what cuInit returns.
@@ -73,9 +86,7 @@ API int fakeStart(const char *device, const char *header, const char *flags, uns
 		controlFile = memfd_create("fake control", 0), arenaFile = memfd_create("fake arena", 0), pinnedFile = memfd_create("fake pinned", 0);
 		if (ftruncate(controlFile, sizeof(control)) || ftruncate(pinnedFile, pinnedSize)) return 1;
 		ctl = (control *)mmap(0, sizeof *ctl, PROT_READ | PROT_WRITE, MAP_SHARED, controlFile, 0);
-		void *a = mmap((void *)arenaAt, arenaSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0);
-		void *p = mmap((void *)pinnedAt, pinnedSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinnedFile, 0);
-		if (ctl == MAP_FAILED || a == MAP_FAILED || p == MAP_FAILED) return 2;
+		if (ctl == MAP_FAILED || !find_room()) return 2;
 	}
 	if (ftruncate(arenaFile, 0) || ftruncate(arenaFile, arenaSize)) return 3;
 	memset((void *)ctl, 0, sizeof *ctl);
@@ -87,8 +98,8 @@ API int fakeStart(const char *device, const char *header, const char *flags, uns
 	int pair[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair)) return 4;
 	fcntl(pair[0], F_SETFD, FD_CLOEXEC);
-	std::string n[4] = {std::to_string(pair[1]), std::to_string(controlFile), std::to_string(arenaFile), std::to_string(pinnedFile)};
-	char *argv[] = {(char *)"fake-cuda-device", &n[0][0], &n[1][0], &n[2][0], &n[3][0], 0};
+	std::string n[5] = {std::to_string(pair[1]), std::to_string(controlFile), std::to_string(arenaFile), std::to_string(pinnedFile), std::to_string(arenaAt)};
+	char *argv[] = {(char *)"fake-cuda-device", &n[0][0], &n[1][0], &n[2][0], &n[3][0], &n[4][0], 0};
 	int rc = posix_spawn(&child, device, 0, 0, argv, environ);
 	sock = pair[0];
 	close(pair[1]);

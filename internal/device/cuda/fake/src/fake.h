@@ -5,6 +5,7 @@
 // touch the first: the memory of the device, and memory of the host that the device reads.
 #pragma once
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -19,8 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static const uintptr_t arenaAt = 0x200000000000, pinnedAt = 0x300000000000;
-static const size_t arenaSize = 1ul << 40, pinnedSize = 16ul << 30;
+// Where the regions lie, one behind the other: the host looks for room.
+static uintptr_t arenaAt, pinnedAt;
+static const size_t arenaSize = 1ul << 38, pinnedSize = 8ul << 30;
 
 enum operation { op_copy, op_set8, op_set32, op_launch, op_wait, op_open, op_close, op_module };
 
