@@ -77,18 +77,22 @@ var dtypeOps = map[string]func(in []*Tensor) *Tensor{
 
 // float64s returns the elements of any dtype.
 func float64s(t *Tensor) []float64 {
-	return slices.Clone(device.Elems[float64](t.detach().To(Float64).Contiguous().array()))
+	return slices.Clone(device.Elems[float64](t.detach().To(Float64).Contiguous().ToDevice(CPU()).array()))
 }
 
 // TestDTypesAgreeWithPyTorch holds results and their dtypes against PyTorch's,
 // for all dtypes and pairs of them.
 func TestDTypesAgreeWithPyTorch(t *testing.T) {
+	// Two units in the last place, for the functions that are not exact.
+	checkDTypes(t, CPU(), map[DType]float64{Float32: 3e-7, BFloat16: 1. / 128, Float16: 1. / 1024, Float64: 1e-15})
+}
+
+// checkDTypes is TestDTypesAgreeWithPyTorch on a device.
+func checkDTypes(t *testing.T, dev Device, tolerance map[DType]float64) {
 	golden, err := readGolden(filepath.Join("testdata", "golden", "dtypes.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two units in the last place, for the functions that are not exact.
-	tolerance := map[DType]float64{Float32: 3e-7, BFloat16: 1. / 128, Float16: 1. / 1024, Float64: 1e-15}
 	checked := 0
 	for key, want := range golden {
 		name, isOut := strings.CutSuffix(key, "/out")
@@ -105,7 +109,7 @@ func TestDTypesAgreeWithPyTorch(t *testing.T) {
 		}
 		var in []*Tensor
 		for x := golden[name+"/in0"]; x != nil; x = golden[fmt.Sprintf("%s/in%d", name, len(in))] {
-			in = append(in, x)
+			in = append(in, x.ToDevice(dev))
 		}
 		checked++
 		func() {

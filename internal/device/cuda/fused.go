@@ -11,7 +11,7 @@ import (
 
 // Fused runs an operation with a kernel of its own. For one that is not here it returns false.
 func (d *Device) Fused(op device.Op, a ...device.Array) bool {
-	return d.rows(op, a) || d.attention(op, a) || d.optimizer(op, a)
+	return d.rows(op, a) || d.attention(op, a) || d.optimizer(op, a) || d.index(op, a) || d.regions(op, a) || d.pointwise(op, a) || d.transformer(op, a)
 }
 
 // rows runs what a warp does row by row.

@@ -23,7 +23,7 @@ import (
 var sources embed.FS
 
 // Families are the names of the sources.
-var Families = []string{"elementwise", "reduce", "matmul", "rows", "embedding", "attention", "optimizer"}
+var Families = []string{"elementwise", "reduce", "matmul", "rows", "embedding", "index", "pointwise", "attention", "optimizer"}
 
 // Archs are the architectures that the sources must compile for.
 var Archs = []string{"sm_80", "sm_90a", "sm_100a"}
