@@ -41,6 +41,7 @@ type Device struct {
 	synced  int    // kernels that are known to have been done
 	last    string // the operation of the latest
 	dead    *DeadError
+	closed  bool
 }
 
 // DeadError says that a device has failed. It cannot be used again in this process.
@@ -98,11 +99,13 @@ func Open(o Options) (*Device, error) {
 	return d, d.load(compiler, archOf(info.Capability))
 }
 
-// Close waits for the device and gives everything back that it has.
+// Close waits for the device and gives everything back that it has. Nothing but Free is called
+// afterwards.
 func (d *Device) Close() error {
 	err := d.wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.closed = true
 	failed := errors.Join(d.memory.ReleaseFree(), d.pinned.close(), d.faults.close(d.context))
 	for _, m := range d.modules {
 		failed = errors.Join(failed, d.context.in(callModuleUnload, m))
@@ -211,16 +214,17 @@ func (d *Device) Alloc(size int, shared bool) device.Memory {
 
 // Free gives memory back. What was called before still uses it.
 func (d *Device) Free(m device.Memory) {
-	if d.isDead() {
+	if d.isGone() {
 		return
 	}
 	d.must(d.memory.Free(uintptr(m.Ptr)))
 }
 
-func (d *Device) isDead() bool {
+// isGone reports whether the device has failed or was closed: then there is nothing to free.
+func (d *Device) isGone() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.dead != nil
+	return d.dead != nil || d.closed
 }
 
 // Write copies data to the device, by way of pinned memory: data is the caller's again at
