@@ -49,33 +49,44 @@ func openRegistry() (*os.Root, error) {
 // Register says that a job runs, so that Jobs of this user finds it, until the function that it
 // returns is called. A job that cannot say so runs all the same.
 func Register(r Running) (end func(), err error) {
-	none := func() {}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return func() {}, fmt.Errorf("dashboard: %w", err)
+	}
+	name := strconv.Itoa(r.PID) + ".json"
+	for range 3 { // a job that ends may remove the empty directory
+		if err = enter(name, text); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return func() {}, fmt.Errorf("dashboard: %w", err)
+	}
+	return func() {
+		_ = os.Remove(filepath.Join(registry(), name))
+		_ = os.Remove(registry()) // where it was the last
+	}, nil
+}
+
+// enter writes the file of a job.
+func enter(name string, text []byte) error {
 	if err := os.Mkdir(registry(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return none, fmt.Errorf("dashboard: %w", err)
+		return err
 	}
 	dir, err := openRegistry()
 	if err != nil {
-		return none, fmt.Errorf("dashboard: %w", err)
+		return err
 	}
 	defer dir.Close()
-	text, err := json.Marshal(r)
-	if err != nil {
-		return none, fmt.Errorf("dashboard: %w", err)
-	}
-	name := strconv.Itoa(r.PID) + ".json"
-	path := filepath.Join(registry(), name)
 	f, err := dir.OpenFile("."+name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err == nil {
-		_, err = f.Write(text)
-		err = errors.Join(err, f.Close())
-	}
-	if err == nil {
-		err = dir.Rename("."+name, name)
-	}
 	if err != nil {
-		return none, fmt.Errorf("dashboard: %w", err)
+		return err
 	}
-	return func() { _ = os.Remove(path) }, nil
+	_, err = f.Write(text)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return dir.Rename("."+name, name)
 }
 
 // Jobs returns the jobs of this user on this machine, the last that began first. What is left of
