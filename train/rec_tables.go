@@ -63,6 +63,7 @@ func firstRows(tables []rows.Schema, parts []checkpoint.Part) error {
 func fillRows(s rows.Schema, to *tensor.Tensor, row, column int) {
 	const block = 1 << 12 // rows that a goroutine writes at a time
 	var wg sync.WaitGroup
+	var mu sync.Mutex // of the tensor: a write to a part is one of all of it
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	numRows, width := to.Dim(0), to.Dim(1)
 	for at := 0; at < numRows; at += block {
@@ -75,6 +76,8 @@ func fillRows(s rows.Schema, to *tensor.Tensor, row, column int) {
 				s.First(whole, int64(row+at+i))
 				copy(values[i*width:], whole[column:column+width])
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			to.Narrow(0, at, n).CopyFrom(tensor.FromFloat32(values, n, width))
 		})
 	}
