@@ -329,12 +329,17 @@ func TestLostAnswer(t *testing.T) {
 		io.WriteString(w, `{"header":{"revision":"5"},"count":"3"}`)
 	}))
 	defer server.Close()
-	s := etcd.New(newClient(t, etcd.Options{}, server.URL), "job")
-	if err := s.Set(minute(t), "key", nil); err == nil || !strings.Contains(err.Error(), "EOF") || asked["/v3/kv/put"] != 1 {
-		t.Errorf("%v after %d requests, want the lost answer of one", err, asked["/v3/kv/put"])
+	times := func(path string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return asked[path]
 	}
-	if n, err := s.NumKeys(minute(t), ""); n != 3 || err != nil || asked["/v3/kv/range"] != 2 {
-		t.Errorf("%d, %v after %d requests: what reads is repeated", n, err, asked["/v3/kv/range"])
+	s := etcd.New(newClient(t, etcd.Options{}, server.URL), "job")
+	if err := s.Set(minute(t), "key", nil); err == nil || !strings.Contains(err.Error(), "EOF") || times("/v3/kv/put") != 1 {
+		t.Errorf("%v after %d requests, want the lost answer of one", err, times("/v3/kv/put"))
+	}
+	if n, err := s.NumKeys(minute(t), ""); n != 3 || err != nil || times("/v3/kv/range") != 2 {
+		t.Errorf("%d, %v after %d requests: what reads is repeated", n, err, times("/v3/kv/range"))
 	}
 }
 
