@@ -49,7 +49,7 @@ begin, n = time.time(), 0
 for b in l: n += len(b)
 print(n / (time.time() - begin))
 """
-    return float(subprocess.run(["python3" if not os.environ.get("PYTHON") else os.environ["PYTHON"], "-c", code], env=env, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run([os.environ.get("PYTHON") or "python3", "-c", code], env=env, check=True, capture_output=True, text=True).stdout)
 
 for kind, file in {"json": dir / "records.jsonl", "parquet": dir / "records.parquet"}.items():
     ours(file), theirs(kind, file)

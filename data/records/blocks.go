@@ -289,16 +289,9 @@ func unpacker(path string) func(f *os.File) (io.ReadCloser, error) {
 
 // openCopied opens lines of which the cache has a copy.
 func openCopied(ctx context.Context, path, kind string, c *cache, text func(f *os.File) (io.ReadCloser, error)) (source, error) {
-	b, err := openBlocks(ctx, path, kind, c, text)
+	x, err := openCopy(ctx, path, kind, kind+" "+kindLines, frameLines, c, text)
 	if err != nil {
 		return nil, err
 	}
-	x, err := openIndexOf(ctx, path, kind+" "+kindLines, frameLines, c, func(*os.File) io.Reader { return io.NewSectionReader(b, 0, b.size) })
-	if err != nil {
-		b.Close()
-		return nil, err
-	}
-	s := &plain{name: path, size: b.size, index: x, lines: true, file: b}
-	s.bytes.New = func() any { return new([]byte) }
-	return s, nil
+	return &plain{x, true}, nil
 }

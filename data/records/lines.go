@@ -10,60 +10,25 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 )
 
-// plain is a file of JSON that is read where it lies.
+// plain is a file of JSON, or the copy of one.
 type plain struct {
-	name  string
-	size  int64
-	index *index
+	*indexed
 	lines bool // a record is a line
-	file  readerAt
-	bytes sync.Pool // *[]byte
 }
 
-// readerAt is a file, or the copy of one.
-type readerAt interface {
-	io.ReaderAt
-	io.Closer
-}
-
-// openPlain opens a file of JSON and its index.
-func openPlain(ctx context.Context, path, kind string, find framing, c *cache) (*plain, error) {
-	x, err := openIndex(ctx, path, kind, find, c)
+// openPlain opens a file of JSON where it lies.
+func openPlain(ctx context.Context, path, kind string, find framing, c *cache) (source, error) {
+	x, err := openIndexed(ctx, path, kind, find, c)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		x.close()
-		return nil, unreadable(path, err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		x.close()
-		f.Close()
-		return nil, unreadable(path, err)
-	}
-	s := &plain{name: path, size: info.Size(), index: x, lines: kind == kindLines, file: f}
-	s.bytes.New = func() any { return new([]byte) }
-	return s, nil
+	return &plain{x, kind == kindLines}, nil
 }
-
-// The kinds of indexes.
-const (
-	kindLines = "lines"
-	kindList  = "list"
-	kindTar   = "tar"
-)
 
 func openLines(ctx context.Context, path string, _ Options, c *cache) (source, error) {
-	s, err := openPlain(ctx, path, kindLines, frameLines, c)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return openPlain(ctx, path, kindLines, frameLines, c)
 }
 
 // openJSON opens a list of objects, or lines that are called .json.
@@ -82,20 +47,8 @@ func openJSON(ctx context.Context, path string, _ Options, c *cache) (source, er
 	if trimmed := bytes.TrimLeft(bytes.TrimPrefix(head[:n], []byte(byteOrderMark)), " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
 		kind, find = kindList, frameList
 	}
-	s, err := openPlain(ctx, path, kind, find, c)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return openPlain(ctx, path, kind, find, c)
 }
-
-func (s *plain) path() string { return s.name }
-
-func (s *plain) num() int { return s.index.num }
-
-func (s *plain) digest() string { return fmt.Sprintf("%d %08x", s.size, s.index.sum) }
-
-func (s *plain) close() error { return errors.Join(s.index.close(), s.file.Close()) }
 
 func (s *plain) read(i int, want func(string) Want) (Record, error) {
 	buf := s.bytes.Get().(*[]byte)
@@ -109,14 +62,11 @@ func (s *plain) read(i int, want func(string) Want) (Record, error) {
 
 // text returns the bytes of a record. They are valid until buf is used again.
 func (s *plain) text(i int, buf *[]byte) ([]byte, error) {
-	from, to, err := s.index.span(i)
+	from, to, err := s.span(i)
 	if err != nil {
-		return nil, fmt.Errorf("its index cannot be read: %w", err)
+		return nil, err
 	}
 	changed := errors.New("the file has changed since it was opened: leave it as it is while it is read")
-	if to < from || to > s.size {
-		return nil, errors.New("its index is damaged: remove it from the cache (COHORT_CACHE)")
-	}
 	to = min(to, from+maxRecord+1) // what is left are spaces
 	before := int64(0)             // a byte that tells whether a line begins there
 	if s.lines && from > 0 {

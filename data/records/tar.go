@@ -9,83 +9,43 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode/utf8"
 )
 
 // shard is a tar file of WebDataset: members next to each other whose names are alike up to the first
 // dot are one record.
-type shard struct {
-	name  string
-	size  int64
-	index *index
-	file  readerAt
-	bytes sync.Pool // *[]byte
-}
+type shard struct{ *indexed }
 
 func openTar(ctx context.Context, path string, _ Options, c *cache) (source, error) {
-	x, err := openIndex(ctx, path, kindTar, frameTar, c)
+	x, err := openIndexed(ctx, path, kindTar, frameTar, c)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		x.close()
-		return nil, unreadable(path, err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		x.close()
-		f.Close()
-		return nil, unreadable(path, err)
-	}
-	return newShard(path, info.Size(), x, f), nil
+	return &shard{x}, nil
 }
 
 // openPackedTar opens a tar file that is compressed.
 func openPackedTar(ctx context.Context, path string, _ Options, c *cache) (source, error) {
-	b, err := openBlocks(ctx, path, "packed "+kindTar, c, unpacker(path))
+	const kind = "packed " + kindTar
+	x, err := openCopy(ctx, path, kind, kind, frameTar, c, unpacker(path))
 	if err != nil {
 		return nil, err
 	}
-	x, err := openIndexOf(ctx, path, "packed "+kindTar, frameTar, c, func(*os.File) io.Reader { return io.NewSectionReader(b, 0, b.size) })
-	if err != nil {
-		b.Close()
-		return nil, err
-	}
-	return newShard(path, b.size, x, b), nil
+	return &shard{x}, nil
 }
-
-func newShard(path string, size int64, x *index, f readerAt) *shard {
-	s := &shard{name: path, size: size, index: x, file: f}
-	s.bytes.New = func() any { return new([]byte) }
-	return s
-}
-
-func (s *shard) path() string { return s.name }
-
-func (s *shard) num() int { return s.index.num }
 
 func (s *shard) line(int) int { return 0 }
-
-func (s *shard) digest() string { return fmt.Sprintf("%d %08x", s.size, s.index.sum) }
-
-func (s *shard) close() error { return errors.Join(s.index.close(), s.file.Close()) }
 
 // keyField has the name of a record, as in WebDataset.
 const keyField = "__key__"
 
 func (s *shard) read(i int, want func(string) Want) (Record, error) {
-	from, to, err := s.index.span(i)
+	from, to, err := s.span(i)
 	if err != nil {
-		return nil, fmt.Errorf("its index cannot be read: %w", err)
-	}
-	if to < from || to > s.size {
-		return nil, errors.New("its index is damaged: remove it from the cache (COHORT_CACHE)")
+		return nil, err
 	}
 	if want == nil {
 		want = func(string) Want { return Take }
