@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/device/cuda"
 	"github.com/cohort-ml/cohort/internal/devices"
 	"github.com/cohort-ml/cohort/internal/visible"
@@ -176,7 +177,7 @@ func writeDevices(w io.Writer, l devices.List) {
 	parts = nil
 	for _, k := range c.Caches {
 		kind := map[string]string{"data": "d", "instruction": "i"}[k.Kind]
-		text := fmt.Sprintf("L%d%s %s", k.Level, kind, binarySize(k.Bytes))
+		text := fmt.Sprintf("L%d%s %s", k.Level, kind, device.Size(k.Bytes))
 		if k.SharedBy > 1 {
 			text += fmt.Sprintf(" for %d threads", k.SharedBy)
 		}
@@ -186,7 +187,7 @@ func writeDevices(w io.Writer, l devices.List) {
 		fmt.Fprintf(w, "  caches: %s\n", strings.Join(parts, ", "))
 	}
 	if c.Memory > 0 {
-		fmt.Fprintf(w, "  memory: %s\n", binarySize(c.Memory))
+		fmt.Fprintf(w, "  memory: %s\n", device.Size(c.Memory))
 	}
 	if r := c.Rates; r != nil {
 		fmt.Fprintf(w, "  measured with %s: float32 products %.1f GFLOP/s, copies %.1f GB/s read and written\n",
@@ -196,7 +197,7 @@ func writeDevices(w io.Writer, l devices.List) {
 		fmt.Fprintf(w, "gpu %d: %s\n", g.Index, g.Model)
 		parts := []string{}
 		if g.Memory > 0 {
-			parts = append(parts, fmt.Sprintf("%s of memory, %s used", binarySize(g.Memory), binarySize(g.Used)))
+			parts = append(parts, fmt.Sprintf("%s of memory, %s used", device.Size(g.Memory), device.Size(g.Used)))
 		}
 		if g.Driver != "" {
 			parts = append(parts, "driver "+g.Driver)
@@ -217,14 +218,4 @@ func writeDevices(w io.Writer, l devices.List) {
 	for _, n := range l.Notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}
-}
-
-// binarySize writes a number of bytes with a unit of powers of 1,024.
-func binarySize(n uint64) string {
-	for i, unit := range []string{"TiB", "GiB", "MiB", "KiB"} {
-		if size := float64(uint64(1) << (40 - 10*i)); float64(n) >= size {
-			return fmt.Sprintf("%.4g %s", float64(n)/size, unit)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
 }

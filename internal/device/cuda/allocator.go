@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/cohort-ml/cohort/internal/device"
 )
 
 // Stream is the number of a stream of a device; 0 is the one that computes.
@@ -111,16 +113,16 @@ func (e *OutOfMemoryError) Error() string {
 	if name == "" {
 		name = "the device"
 	}
-	fmt.Fprintf(&b, "%s is out of memory: %s are wanted; %s are in use and %s more are kept", name, binarySize(uint64(e.Wanted)), binarySize(uint64(e.Stats.InUse)), binarySize(uint64(max(0, e.Stats.Reserved-e.Stats.InUse))))
+	fmt.Fprintf(&b, "%s is out of memory: %s are wanted; %s are in use and %s more are kept", name, device.Size(uint64(e.Wanted)), device.Size(uint64(e.Stats.InUse)), device.Size(uint64(max(0, e.Stats.Reserved-e.Stats.InUse))))
 	if e.Limit > 0 {
-		fmt.Fprintf(&b, ", of a limit of %s", binarySize(uint64(e.Limit)))
+		fmt.Fprintf(&b, ", of a limit of %s", device.Size(uint64(e.Limit)))
 	}
 	for i, h := range e.Largest {
 		lead := ", "
 		if i == 0 {
 			lead = "; the largest in use: "
 		}
-		fmt.Fprintf(&b, "%s%d × %s", lead, h.Count, binarySize(uint64(h.Size)))
+		fmt.Fprintf(&b, "%s%d × %s", lead, h.Count, device.Size(uint64(h.Size)))
 	}
 	b.WriteString("; a smaller batch, recomputation of activations or sharded parameters need less")
 	if e.Reason != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/dlopen"
 )
 
@@ -96,7 +97,7 @@ func (s Status) Write(w io.Writer) {
 		fmt.Fprintf(w, "cuda %s: %s for CUDA %s\n", l.Name, l.Path, l.Version)
 	}
 	for _, d := range s.Devices {
-		parts := []string{d.Model, "compute capability " + d.Capability, fmt.Sprintf("%d multiprocessors", d.Multiprocessors), binarySize(d.Memory)}
+		parts := []string{d.Model, "compute capability " + d.Capability, fmt.Sprintf("%d multiprocessors", d.Multiprocessors), device.Size(d.Memory)}
 		if d.Bus != "" {
 			parts = append(parts, "bus "+d.Bus)
 		}
@@ -161,14 +162,4 @@ func (d *driver) info(index, n int) (Info, error) {
 func zeroEnded(b []byte) string {
 	text, _, _ := strings.Cut(string(b), "\x00")
 	return text
-}
-
-// binarySize writes a number of bytes with a unit of powers of 1,024.
-func binarySize(n uint64) string {
-	for i, unit := range []string{"TiB", "GiB", "MiB", "KiB"} {
-		if size := float64(uint64(1) << (40 - 10*i)); float64(n) >= size {
-			return fmt.Sprintf("%.4g %s", float64(n)/size, unit)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
 }
