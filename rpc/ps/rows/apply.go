@@ -14,11 +14,11 @@ import (
 // [len(records), Width]. Values and states go into scratch and back, whatever the dtype, so
 // that the kernels see whole arrays. The arithmetic of a value does not depend on where it
 // lies, so the bits are those of package optim.
-func (t *Table) applyTile(at Mark, records []unsafe.Pointer, grad []float32) {
+func (t *Table) applyTile(u *updateScratch, at Mark, records []unsafe.Pointer, grad []float32) {
 	if len(records) == 0 {
 		return
 	}
-	u, w, n := &t.update, t.schema.Width, len(records)
+	w, n := t.schema.Width, len(records)
 	params := u.params[:n*w]
 	isFloat := t.schema.DType == tensor.Float32
 	for i, h := range records {

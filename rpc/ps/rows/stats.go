@@ -59,6 +59,20 @@ func (c *counters) push(before uint32) {
 	c.weight[after] += int64(before) + 1
 }
 
+// add adds other counts, and makes them zeros.
+func (c *counters) add(other *counters) {
+	c.made += other.made
+	c.admitted += other.admitted
+	c.removed += other.removed
+	c.updates += other.updates
+	c.pushes += other.pushes
+	for b := range c.rows {
+		c.rows[b] += other.rows[b]
+		c.weight[b] += other.weight[b]
+	}
+	*other = counters{}
+}
+
 // skew takes whole classes of rows from the one with most pushes on, and of the last class
 // its average.
 func (c *counters) skew() float64 {

@@ -44,7 +44,8 @@ type Table struct {
 	stats counters
 
 	update updateScratch
-	reads  sync.Pool // of *readScratch
+	helper *updateScratch // of who shares an update; nil before the first one
+	reads  sync.Pool      // of *readScratch
 }
 
 // New returns an empty table.

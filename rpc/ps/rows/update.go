@@ -31,6 +31,11 @@ type updateScratch struct {
 	state  []float32
 	grads  []float32
 	ids    []int64
+
+	// Of one of two who share the keys of an update.
+	without []int // positions of keys that had no row
+	older   int
+	stats   counters // what it adds to the table's
 }
 
 func (u *updateScratch) init(t *Table) {
@@ -125,8 +130,18 @@ func (t *Table) Update(at Mark, keys []int64, grad []float32) (Changes, error) {
 	if t.schema.Optimizer.Kind == Adam {
 		return t.updateAll(at, keys, grad)
 	}
-	for lo := 0; lo < len(keys); lo += lockRows {
-		hi := min(lo+lockRows, len(keys))
+	alone := t.cold != nil || !hasCores()
+	for lo, hi := 0, 0; lo < len(keys); lo = hi {
+		if !alone && len(keys)-lo >= sharedRows {
+			hi = lo + sharedRows
+			most, err := t.updateShared(at, keys[lo:hi], grad[lo*width:hi*width], &c)
+			if err != nil {
+				return c, err
+			}
+			alone = !most // rows that begin do so one by one
+			continue
+		}
+		hi = min(lo+lockRows, len(keys))
 		if t.cold != nil && lo%stagedRows == 0 {
 			if err := t.stage(keys[lo:min(lo+stagedRows, len(keys))]); err != nil {
 				return c, err
@@ -159,7 +174,6 @@ func (t *Table) updateLocked(at Mark, keys []int64, grad []float32, c *Changes) 
 // updateTile changes the rows of at most tileRows keys.
 func (t *Table) updateTile(at Mark, keys []int64, grad []float32, c *Changes) error {
 	u := &t.update
-	width := t.schema.Width
 	t.makeRoom(len(keys)) // before the waves: rows that they found stay where they are
 	n := 0
 	var failed error
@@ -185,14 +199,7 @@ func (t *Table) updateTile(at Mark, keys []int64, grad []float32, c *Changes) er
 	if failed != nil {
 		return failed
 	}
-	if n == len(keys) {
-		t.applyTile(at, u.record[:n], grad)
-		return nil
-	}
-	for i, from := range u.from[:n] {
-		copy(u.grads[i*width:(i+1)*width], grad[from*width:])
-	}
-	t.applyTile(at, u.record[:n], u.grads[:n*width])
+	t.applySome(u, at, n, grad)
 	return nil
 }
 
@@ -205,7 +212,7 @@ func (t *Table) touch(at Mark, key int64, plus uint32, c *Changes) (uint32, bool
 			c.Older++
 			return 0, false, nil
 		}
-		t.count(h, at)
+		count(&t.stats, h, at)
 		c.Changed++
 		return plus - 1, true, nil
 	}
@@ -263,7 +270,7 @@ func (t *Table) touch(at Mark, key int64, plus uint32, c *Changes) (uint32, bool
 	t.begin(key, slot)
 	h.count = pushes - 1
 	t.stats.begin(pushes - 1)
-	t.count(h, at)
+	count(&t.stats, h, at)
 	c.Changed++
 	c.Made++
 	return slot, true, nil
@@ -285,8 +292,8 @@ func (t *Table) begin(key int64, slot uint32) {
 }
 
 // count notes in a row's header that a push changes it.
-func (t *Table) count(h *header, at Mark) {
-	t.stats.push(h.count)
+func count(stats *counters, h *header, at Mark) {
+	stats.push(h.count)
 	if h.count < maxCount {
 		h.count++
 	}
@@ -318,7 +325,7 @@ func (t *Table) updateAll(at Mark, keys []int64, grad []float32) (Changes, error
 			from = append(from, 0)
 		}
 		from[slot] = int32(i) + 1
-		t.count(h, Mark{Step: at.Step, LSN: h.lsn})
+		count(&t.stats, h, Mark{Step: at.Step, LSN: h.lsn})
 	}
 	u := &t.update
 	n := 0
@@ -336,7 +343,7 @@ func (t *Table) updateAll(at Mark, keys []int64, grad []float32) (Changes, error
 			c.Changed++
 		}
 		if n == tileRows || slot+1 == t.rows.next {
-			t.applyTile(at, u.record[:n], u.grads[:n*width])
+			t.applyTile(u, at, u.record[:n], u.grads[:n*width])
 			n = 0
 		}
 	}
