@@ -392,6 +392,11 @@ func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 	}
 	if served := r.recommender.served; served != nil {
 		t.Elsewhere, t.Around = served, []nn.Interceptor{served.model}
+		if served.layers != nil {
+			t.Strategy = served.layers.spread
+			adagrad := t.Optimizer
+			t.Optimizer = func(params []*nn.Parameter) optim.Optimizer { return elsewhereOptimizer{adagrad(params)} }
+		}
 	}
 	return t
 }
@@ -444,6 +449,11 @@ func (r *recRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	if served != nil {
 		if err := served.settle(ctx); err != nil {
 			return nil, err
+		}
+		if served.layers != nil {
+			if err := served.layers.Pull(ctx); err != nil {
+				return nil, err
+			}
 		}
 	}
 	own, err := r.recommender.score(ctx, model.(nn.ModuleN), turnsOf(model, r.axes), r.validation, 0, r.validation.Len(), evalBatch, r.cfg.autocast(), onDeviceOf(model))

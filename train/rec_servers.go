@@ -26,6 +26,7 @@ type servedTables struct {
 	client *ps.Client
 	model  *ps.Attached
 
+	layers   *servedLayers // nil: they are the ranks'
 	tables   []servedTable
 	mesh     *mesh.Mesh
 	fetched  int64 // the step whose rows are in the parts; -1: none
@@ -53,12 +54,19 @@ func (r *recRun) serve(ctx context.Context) (t *servedTables, closing func(faile
 	for _, p := range ps.EmbeddingWeights(model) {
 		numRows[p.Name()] = p.Data().Dim(0)
 	}
+	all := schemas
+	if r.cfg.Layers {
+		all = slices.Concat(schemas, r.cfg.layerSchemas(model))
+	}
 	t = &servedTables{group: r.axes.World, fetched: -1, inputs: map[*float32][]*tensor.Tensor{}}
-	t.client, closing, err = r.cfg.openServers(ctx, t.group, schemas, r.report.Notice)
+	t.client, closing, err = r.cfg.openServers(ctx, t.group, all, r.report.Notice)
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.model, err = ps.Attach(model, t.client); err == nil {
+	if t.model, err = ps.Attach(model, t.client); err == nil && r.cfg.Layers {
+		t.layers, err = newServedLayers(model, t.client, t.group)
+	}
+	if err == nil {
 		t.mesh, err = mesh.New(ctx, t.group, mesh.Axis{Name: "rows", Size: t.group.Size()})
 	}
 	if err == nil {
@@ -126,11 +134,19 @@ func (t *servedTables) Parts() (weights, optimizer []checkpoint.Part) {
 		optimizer = append(optimizer, checkpoint.Part{Name: "sum." + s.Name, Tensor: mesh.Tensor{Local: s.states, Layout: s.layout}},
 			checkpoint.Part{Name: "step." + s.Name, Tensor: mesh.Tensor{Local: s.count}})
 	}
+	if t.layers != nil {
+		optimizer = append(optimizer, t.layers.parts()...)
+	}
 	return weights, optimizer
 }
 
 // Moved implements [Elsewhere]. Where the update was left out, no rank pushes.
 func (t *servedTables) Moved(ctx context.Context, done bool) error {
+	if t.layers != nil {
+		if err := t.layers.moved(); err != nil {
+			return err
+		}
+	}
 	if !done {
 		t.client.Discard()
 		return nil
@@ -161,6 +177,11 @@ func (t *servedTables) Fetch(ctx context.Context) error {
 		}
 		s.count.Fill(float64(step))
 	}
+	if t.layers != nil {
+		if err := t.layers.fetch(ctx, step); err != nil {
+			return err
+		}
+	}
 	t.fetched = step
 	// Nobody pushes again before all have read.
 	return t.group.Barrier(ctx)
@@ -182,6 +203,9 @@ func (t *servedTables) Restore(ctx context.Context) error {
 			keys, values, states := s.touched()
 			err = t.client.Insert(ctx, s.Name, keys, values, states)
 		}
+	}
+	if err == nil && t.layers != nil && t.group.Rank() == 0 {
+		err = t.layers.Insert(ctx, t.layers.states)
 	}
 	if err == nil {
 		err = t.client.Rejoin(ctx)
@@ -218,6 +242,12 @@ func (t *servedTables) Anew(ctx context.Context) error {
 	var err error
 	if step := t.client.StepNumber(); step > 0 {
 		err = fmt.Errorf("the parameter servers have the rows of a run that has made %d steps, and this run begins anew: give the --out of that run, or other servers", step)
+	}
+	if err := together(ctx, t.group, err); err != nil || t.layers == nil {
+		return err
+	}
+	if t.group.Rank() == 0 {
+		err = t.layers.Put(ctx)
 	}
 	return together(ctx, t.group, err)
 }

@@ -179,6 +179,56 @@ func TestServedResumes(t *testing.T) {
 	}
 }
 
+// TestServedLayers: a run whose layers lie on servers too has the losses of a run without
+// servers, but for what Adagrad rounds otherwise by rows: also if it goes on from a checkpoint of
+// a run without, and then without again, and with asynchronous servers its AUC is near.
+func TestServedLayers(t *testing.T) {
+	cfg := smallRec(t)
+	cfg.Epochs, cfg.Decay, cfg.Accumulate = 0.5, 0.01, 2
+	want := newLog()
+	if err := trainSummed(t.Context(), cfg, 2, want); err != nil {
+		t.Fatal(err)
+	}
+	layered := func(servers int, sees string) RecConfig {
+		c := servedRec(cfg, servers, 0)
+		c.Layers, c.Sees = true, sees
+		return c
+	}
+	near := func(what string, got float64, want, by float64) {
+		if d := got - want; !(d >= -by && d <= by) {
+			t.Errorf("%s is %v, without servers %v", what, got, want)
+		}
+	}
+	c := layered(2, "")
+	c.Out = t.TempDir()
+	parts := []RecConfig{servedRec(c, 0, 0), c, servedRec(c, 0, 0)}
+	parts[0].Layers, parts[2].Layers = false, false
+	for i, epochs := range []float64{0.1, 0.3, 0.5} {
+		parts[i].Epochs = epochs
+		got := newLog()
+		if err := trainSummed(t.Context(), parts[i], 2, got); err != nil {
+			t.Fatal(err)
+		}
+		for step, loss := range got.losses {
+			near(fmt.Sprintf("part %d: the loss of step %d", i, step), loss, want.losses[step], 1e-4)
+		}
+		if len(got.losses) == 0 {
+			t.Errorf("part %d has no steps", i)
+		}
+		if i == 2 {
+			near("the AUC", got.finish.Metrics[0].Value, want.finish.Metrics[0].Value, 1e-4)
+		}
+	}
+	for _, sees := range []string{"bounded:1", "asynchronous,batch:2"} {
+		got, c := newLog(), layered(3, sees)
+		c.Out = t.TempDir()
+		if err := trainSummed(t.Context(), c, 2, got); err != nil {
+			t.Fatalf("%s: %v", sees, err)
+		}
+		near(sees+": the AUC", got.finish.Metrics[0].Value, want.finish.Metrics[0].Value, 0.03)
+	}
+}
+
 // TestServersBegun: servers that run already have the rows of the run that goes on, which go
 // back to its checkpoint; another run is refused.
 func TestServersBegun(t *testing.T) {
@@ -367,6 +417,9 @@ func TestServerSettings(t *testing.T) {
 		"--clip needs":                  func(c *RecConfig) { c.PS, c.Clip = 1, 1 },
 		"--prove does":                  func(c *RecConfig) { c.PS, c.Prove = 1, true },
 		"--init-from gives":             func(c *RecConfig) { c.PS, c.InitFrom = 1, "x" },
+		"--ps-layers is about":          func(c *RecConfig) { c.Layers = true },
+		"--zero1 divides":               func(c *RecConfig) { c.PS, c.Layers, c.ZeRO1 = 1, true, true },
+		"--hook says":                   func(c *RecConfig) { c.PS, c.Layers, c.Hook = 1, true, "bf16" },
 		"--ps is -1":                    func(c *RecConfig) { c.PS = -1 },
 		"--fsdp splits":                 func(c *RecConfig) { c.PS, c.Ranks, c.FSDP = 1, 2, 2 },
 		"--diloco averages":             func(c *RecConfig) { c.PS, c.DiLoCo, c.Islands, c.IslandsAt = 1, 5, 2, "a:1" },

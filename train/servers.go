@@ -26,6 +26,8 @@ type ServerConfig struct {
 	Staleness int      `json:"staleness" run:"here" usage:"with servers: steps that the rows of a pull may be behind; from 1 on, rows are pulled during the step before; 0: none, the run computes what it computes without servers"`
 	Sees      string   `json:"ps_consistency" flag:"ps-consistency" run:"here" usage:"with servers: the {CONSISTENCY} of a pull: synchronous, bounded:STEPS (as --staleness) or asynchronous; behind the last two ,batch:K or ,batch:K:mean lets servers apply the sum or mean of K pushes at once; default: by --staleness"`
 
+	Layers bool `json:"ps_layers" flag:"ps-layers" run:"here" usage:"with servers: they hold the layers too, whose gradients the ranks push in place of averaging them"`
+
 	StartServers StartServers `json:"-"` // of rank 0
 
 	patience time.Duration // with a server that does not answer; 0: ps.DefaultTimeout
@@ -92,7 +94,7 @@ func (c RecConfig) validateServers() error {
 		return err
 	}
 	if !c.hasServers() {
-		for flag, is := range map[string]bool{"staleness": c.Staleness > 0, "ps-consistency": c.Sees != ""} {
+		for flag, is := range map[string]bool{"staleness": c.Staleness > 0, "ps-consistency": c.Sees != "", "ps-layers": c.Layers} {
 			if is {
 				return fmt.Errorf("train rec: --%s is about parameter servers: give --ps or --ps-at too, or leave it out", flag)
 			}
@@ -122,6 +124,8 @@ func (c RecConfig) validateServers() error {
 		{c.Clip > 0, "--clip", "needs the gradients of all rows at one place, and servers have them in parts"},
 		{c.Prove, "--prove", "does a step again in another process, which would change the rows of the servers"},
 		{c.InitFrom != "", "--init-from", "gives weights to a model that lies in the ranks"},
+		{c.Layers && c.ZeRO1, "--zero1", "divides the state of the optimizer among the ranks, and with --ps-layers the servers have it"},
+		{c.Layers && c.Hook != "", "--hook", "says how ranks average gradients, and with --ps-layers they push them"},
 	} {
 		if no.is {
 			return fmt.Errorf("train rec: %s %s: leave %s out, or the servers (--ps, --ps-at)", no.flag, no.why, no.flag)

@@ -42,11 +42,11 @@ columns are matched by name.
 
 With --ps the tables lie on parameter servers, which start beside rank 0 and end with
 the run; --ps-at names servers that run already (cohort ps serve). The layers stay in
-the ranks. Checkpoints have the tables as those of a run without servers, and are the
-same, so a run may go on with other servers or without. A server that is killed comes
-back with its rows. With --staleness the rows of a step are pulled during the step
-before, and may lack that many steps. With --ps-consistency asynchronous no rank waits
-for another's pushes.`,
+the ranks, unless --ps-layers gives the servers these too. Checkpoints have the tables as
+those of a run without servers, and are the same, so a run may go on with other servers
+or without. A server that is killed comes back with its rows. With --staleness the rows
+of a step are pulled during the step before, and may lack that many steps. With
+--ps-consistency asynchronous no rank waits for another's pushes.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
   cohort train rec --ps 2

@@ -111,16 +111,47 @@ func (l *Layers) Params() []*nn.Parameter {
 // Put gives the servers the values that the parameters have here, with a new state of the
 // optimizer. One worker calls it before any worker pulls.
 func (l *Layers) Put(ctx context.Context) error {
-	for _, x := range l.layers {
-		states := tensor.Zeros(x.table.Rows, x.table.StateLen())
+	states := l.States()
+	for i, x := range l.layers {
 		if first := x.table.Optimizer.Initial; first != 0 {
-			if err := l.client.Lookup(ctx, x.table.Name, l.keys[x.table.Rows], tensor.Zeros(x.table.Rows, x.table.Width), states); err != nil {
+			if err := l.client.Lookup(ctx, x.table.Name, l.keys[x.table.Rows], tensor.Zeros(x.table.Rows, x.table.Width), states[i]); err != nil {
 				return err
 			}
 		}
-		if err := l.client.Insert(ctx, x.table.Name, l.keys[x.table.Rows], x.rowsOf(x.param.Data()), states); err != nil {
+	}
+	return l.Insert(ctx, states)
+}
+
+// States returns room for the state of the optimizer of each of [Layers.Params]: zeros,
+// float32 [rows of its table, length of a row's state].
+func (l *Layers) States() []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(l.layers))
+	for i, x := range l.layers {
+		out[i] = tensor.Zeros(x.table.Rows, x.table.StateLen())
+	}
+	return out
+}
+
+// Insert is [Layers.Put] with the states of the optimizer, for a run that goes on from a
+// checkpoint.
+func (l *Layers) Insert(ctx context.Context, states []*tensor.Tensor) error {
+	for i, x := range l.layers {
+		if err := l.client.Insert(ctx, x.table.Name, l.keys[x.table.Rows], x.rowsOf(x.param.Data()), states[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Lookup puts the values of the worker's step into the parameters, and the states of their
+// optimizer into states, for a checkpoint.
+func (l *Layers) Lookup(ctx context.Context, states []*tensor.Tensor) error {
+	for i, x := range l.layers {
+		values := tensor.Empty(tensor.Float32, x.table.Rows, x.table.Width)
+		if err := l.client.Lookup(ctx, x.table.Name, l.keys[x.table.Rows], values, states[i]); err != nil {
+			return err
+		}
+		x.param.Data().CopyFrom(values.Reshape(x.param.Data().Shape()...))
 	}
 	return nil
 }
