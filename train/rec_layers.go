@@ -63,9 +63,6 @@ func (l *servedLayers) fetch(ctx context.Context, step int64) error {
 	return l.Lookup(ctx, l.states)
 }
 
-// moved adds the gradients of a step to the next push, and takes them from the parameters.
-func (l *servedLayers) moved() error { return l.Add(1) }
-
 // elsewhereOptimizer stands for the optimizer of the servers: it counts steps, and has neither
 // state nor anything to update.
 type elsewhereOptimizer struct{ optim.Optimizer }
@@ -126,9 +123,6 @@ func (s *onServers) ClipGradNorm(ctx context.Context, _ []*nn.Parameter, maxNorm
 	}
 	return norm, optim.ClipScale(norm, maxNorm), nil
 }
-
-// Layout implements [parallel.Strategy]: the ranks have the same values.
-func (s *onServers) Layout(p *nn.Parameter) mesh.Layout { return s.Single.Layout(p) }
 
 // String implements [parallel.Strategy].
 func (s *onServers) String() string {

@@ -143,7 +143,7 @@ func (t *servedTables) Parts() (weights, optimizer []checkpoint.Part) {
 // Moved implements [Elsewhere]. Where the update was left out, no rank pushes.
 func (t *servedTables) Moved(ctx context.Context, done bool) error {
 	if t.layers != nil {
-		if err := t.layers.moved(); err != nil {
+		if err := t.layers.Add(1); err != nil {
 			return err
 		}
 	}

@@ -46,7 +46,7 @@
 //	where rows lie       arena.go, index.go, store.go, memory_*.go, codec.go (dtypes)
 //	rows on disk         cold.go, segments.go
 //	reading              gather.go, prefetch*.go, bags.go
-//	changing             update.go, apply.go (the arithmetic), evict.go
+//	changing             update.go, update_shared.go (by two cores), apply.go (the arithmetic), evict.go
 //	snapshots            record.go, scan.go
 //	rows with states     transfer.go
 //	numbers about it     stats.go
