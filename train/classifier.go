@@ -196,13 +196,15 @@ type tally struct {
 	unread      []error // the first of them
 	loss        float64 // summed over the images
 	confusion   []int64 // [true class, predicted class]; nil where there are too many
+	shown       *shown  // the first images; nil if nobody asks
 }
 
 // score classifies images from..to-1 of a set by a model, which may be m.Model in a
 // wrapper, a batch at a time. The workers are
 // goroutines that read images. With skip, score leaves out images that cannot be
-// read.
-func (m *Classifier) score(ctx context.Context, model nn.Module, together turns, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
+// read. It adds its first images to show, which may be nil.
+func (m *Classifier) score(ctx context.Context, model nn.Module, together turns, set *vision.Set, from, to, batch, workers int, skip bool, show *shown, opts ...nn.CtxOption) (t tally, err error) {
+	t.shown = show
 	if n := len(m.Config.Classes); n <= maxConfusion {
 		t.confusion = make([]int64, n*n)
 	}
@@ -273,7 +275,9 @@ func (m *Classifier) count(ctx context.Context, model nn.Module, t *tally, b vis
 	defer c.Recover(&err)
 	logits := m.Logits(c, model, b).To(tensor.Float32)
 	t.loss += tensor.CrossEntropy(logits, tensor.On(c.Device()).FromInt64(b.Labels, b.N)).Item() * float64(b.N)
-	for i, told := range logits.ArgMax(1).Int64s() {
+	answers := logits.ArgMax(1).Int64s()
+	t.shown.add(b, m.Config, answers)
+	for i, told := range answers {
 		label := b.Labels[i]
 		if told == label {
 			t.right++

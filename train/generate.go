@@ -5,6 +5,7 @@ package train
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -381,11 +382,16 @@ func (c LMConfig) checkSample(m models.CausalLM, tok *tokenizer.Tokenizer, files
 
 // sample returns what the model makes of the recipe's prompt.
 func (r *lmRun) sample(ctx context.Context, model any) (string, error) {
-	if r.cfg.SampleTokens == 0 {
+	return r.write(ctx, model, r.cfg.SampleTokens, func() bool { return true })
+}
+
+// write returns what the model makes of the recipe's prompt: so many tokens, and fewer if more says so.
+func (r *lmRun) write(ctx context.Context, model any, tokens int, more func() bool) (string, error) {
+	if tokens == 0 {
 		return "", nil
 	}
 	text := []byte(r.cfg.Prompt)
-	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed, pass: []nn.CtxOption{onDeviceOf(model)}}
+	o := GenerateOptions{NumTokens: tokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed, pass: []nn.CtxOption{onDeviceOf(model)}}
 	if isSharded(model) { // all ranks run the passes, and must draw the same tokens
 		o.agree = func(ctx context.Context, logits []float32) error {
 			t := tensor.FromFloat32(logits)
@@ -401,8 +407,13 @@ func (r *lmRun) sample(ctx context.Context, model any) (string, error) {
 	}
 	o.Fill(said, func(name string) bool { return name == "max_new_tokens" })
 	err = Generate(ctx, spreadLM{r.base, model.(nn.Module)}, r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
-		text = append(text, piece...)
+		if text = append(text, piece...); !more() {
+			return errLongEnough
+		}
 		return nil
 	})
+	if errors.Is(err, errLongEnough) {
+		err = nil
+	}
 	return string(text), err
 }

@@ -98,8 +98,8 @@ func (h *historian) Finish(f Finish) {
 	if f.Best != nil {
 		end.Best, end.BestStep = f.Best.Path, f.Best.Step
 	}
+	h.log.end(f, h.w, end.Time)
 	h.w.End(end)
-	h.log.end(f)
 	h.Reporter.Finish(f)
 }
 

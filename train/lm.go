@@ -12,6 +12,7 @@ import (
 	"iter"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/sequences"
@@ -362,6 +363,7 @@ func tensorsOf(c *nn.Ctx, batch data.TokenBatch) (inputs, targets *tensor.Tensor
 // evaluate computes the bits per byte of the validation text, of which every
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
+	begun := time.Now()
 	nats, counted, cut := 0.0, 0.0, 0.0
 	next, done := iter.Pull(r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch))
 	defer done()
@@ -397,6 +399,7 @@ func (r *lmRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	if cut > 0 {
 		return nil, errCut
 	}
+	r.showText(ctx, model, time.Since(begun))
 	bits := data.BitsPerByte(nats/float64(r.axes.copies()), r.validation.Bytes())
 	bytes := Metric{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}
 	if r.sequences == nil {

@@ -52,7 +52,10 @@ func (l Logger) Histogram(name string, values []float32) {
 
 // Image logs a picture. It encodes the picture before it returns. A picture whose PNG has more than
 // 1 MiB is an error and left out.
-func (l Logger) Image(name string, m image.Image) error {
+func (l Logger) Image(name string, m image.Image) error { return l.image(name, m, "") }
+
+// image logs a picture, and says what is in it.
+func (l Logger) image(name string, m image.Image, about string) error {
 	if l.stream == nil {
 		return nil
 	}
@@ -64,7 +67,7 @@ func (l Logger) Image(name string, m image.Image) error {
 		return fmt.Errorf("log image %s: its PNG has %d bytes, at most %d are allowed: scale it down", name, b.Len(), maxLoggedImage)
 	}
 	size := m.Bounds().Size()
-	l.stream.Emit(event.Event{Kind: event.Image, Name: cutTo(name, maxLoggedName), Text: "image/png", Data: &picture{size.X, size.Y, b.Bytes()}})
+	l.stream.Emit(event.Event{Kind: event.Image, Name: cutTo(name, maxLoggedName), Text: "image/png", Data: &picture{size.X, size.Y, b.Bytes(), about}})
 	return nil
 }
 
@@ -72,6 +75,7 @@ func (l Logger) Image(name string, m image.Image) error {
 type picture struct {
 	width, height int
 	png           []byte
+	about         string // what is in it, if somebody says so
 }
 
 // cutTo cuts a text to so many bytes.

@@ -5,6 +5,7 @@ package train
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/monitor/history"
@@ -18,6 +19,7 @@ type logbook struct {
 	board  *tensorboard.Writer // nil if there is none
 	buffer [64]event.Event
 	refuse bool // a name that the history does not keep was told
+	large  bool // a picture that the history does not keep was told
 	missed bool // lost values were told
 }
 
@@ -74,6 +76,13 @@ func (b *logbook) write(e *event.Event, w *history.Writer, now history.Seconds, 
 		b.refuse = true
 		notice(fmt.Sprintf("the history keeps values of %d names, and not those of %q", history.MaxNames, e.Name))
 	}
+	if s, ok := sampleOf(e); ok {
+		s.Time = now
+		if err := w.Sample(s); err != nil && !b.large {
+			b.large = true
+			notice(err.Error() + "; TensorBoard has it")
+		}
+	}
 	if b.board == nil {
 		return
 	}
@@ -94,8 +103,50 @@ func (b *logbook) write(e *event.Event, w *history.Writer, now history.Seconds, 
 	}
 }
 
+// sampleOf returns the record of what the program logs, if it is a text, a picture or a histogram.
+func sampleOf(e *event.Event) (s history.Sample, ok bool) {
+	s = history.Sample{Step: e.Step, Name: e.Name}
+	switch e.Kind {
+	case event.Text:
+		s.Text = e.Text
+		return s, e.Text != ""
+	case event.Image:
+		p, ok := e.Data.(*picture)
+		if ok {
+			s.PNG, s.Text = p.png, p.about
+		}
+		return s, ok
+	case event.Histogram:
+		s.Histogram = histogramOf(e.Data.(*event.Buckets))
+		return s, true
+	}
+	return s, false
+}
+
+// histogramOf returns the buckets that have something in them, and those between.
+func histogramOf(b *event.Buckets) *history.Histogram {
+	h := &history.Histogram{Count: b.Count, NonFinite: b.NonFinite, Min: b.Min, Max: b.Max, Edges: []float64{b.Min}, Counts: []float64{}}
+	if b.Count == 0 {
+		return h
+	}
+	h.Mean = b.Sum / float64(b.Count)
+	first := slices.IndexFunc(b.Counts, func(n float64) bool { return n > 0 })
+	last := len(b.Counts) - 1
+	for b.Counts[last] == 0 {
+		last--
+	}
+	for i := first; i <= last; i++ {
+		h.Counts = append(h.Counts, b.Counts[i])
+		h.Edges = append(h.Edges, max(b.Min, min(b.Max, b.Edges[i])))
+	}
+	return h
+}
+
 // end writes the end of a run.
-func (b *logbook) end(f Finish) {
+func (b *logbook) end(f Finish, w *history.Writer, now history.Seconds) {
+	if f.Text != "" {
+		_ = w.Sample(history.Sample{Step: f.Steps, Time: now, Name: f.Key, Text: f.Text}) // texts are always kept
+	}
 	if b.board == nil {
 		return
 	}

@@ -442,7 +442,11 @@ func (r *visionRun) tell(text string) {
 func (r *visionRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	n, rank, ranks := r.test.Len(), r.axes.Data.Rank(), r.axes.Data.Size()
 	from, to := n*rank/ranks, n*(rank+1)/ranks
-	own, err := r.classifier.score(ctx, model.(nn.Module), turnsOf(model, r.axes), r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast(), onDeviceOf(model))
+	var show *shown
+	if r.axes.World.Rank() == 0 {
+		show = &shown{}
+	}
+	own, err := r.classifier.score(ctx, model.(nn.Module), turnsOf(model, r.axes), r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", show, r.cfg.autocast(), onDeviceOf(model))
 	cut := int64(0)
 	if errors.Is(err, errCut) { // the others must hear of it
 		cut, err = 1, nil
@@ -478,6 +482,7 @@ func (r *visionRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 	for i := range all {
 		all[i] /= copies
 	}
+	show.log(ctx)
 	r.last = tally{seen: int(all[0]), right: int(all[1]), skipped: int(all[2]), loss: loss.Item() / float64(copies)}
 	if own.confusion != nil {
 		r.last.confusion = all[4:]

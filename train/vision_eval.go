@@ -36,7 +36,7 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 	}
 	var all tally
 	for _, set := range images.scored {
-		t, err := m.score(ctx, m.Model, turns{}, set, 0, set.Len(), batch, runtime.GOMAXPROCS(0), recipe.OnError == "skip")
+		t, err := m.score(ctx, m.Model, turns{}, set, 0, set.Len(), batch, runtime.GOMAXPROCS(0), recipe.OnError == "skip", nil)
 		if err != nil {
 			return EvalResult{}, err
 		}

@@ -76,7 +76,7 @@ func TestVisionReadsDigits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tally, err := m.score(t.Context(), m.Model, turns{}, test, 0, test.Len(), 100, 2, false)
+		tally, err := m.score(t.Context(), m.Model, turns{}, test, 0, test.Len(), 100, 2, false, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

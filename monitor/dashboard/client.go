@@ -105,7 +105,7 @@ func (c *Client) take(u *report.Data) {
 		if was.Generation == r.Generation {
 			r.Starts, r.Steps, r.Evaluations = append(was.Starts, r.Starts...), append(was.Steps, r.Steps...), append(was.Evaluations, r.Evaluations...)
 			r.Saved, r.Notes, r.Lost = append(was.Saved, r.Saved...), append(was.Notes, r.Notes...), append(was.Lost, r.Lost...)
-			r.Ranks, r.Values = append(was.Ranks, r.Ranks...), append(was.Values, r.Values...)
+			r.Ranks, r.Values, r.Samples = append(was.Ranks, r.Ranks...), append(was.Values, r.Values...), append(was.Samples, r.Samples...)
 		}
 		*was = r
 	}

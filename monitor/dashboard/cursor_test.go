@@ -9,7 +9,7 @@ import (
 
 // FuzzCursor: any text is a cursor of as many runs as there are, or of nothing.
 func FuzzCursor(f *testing.F) {
-	f.Add("3_1.2.3.4.5.6.7.8.9.0_1.2.3.4.5.6.7.8.9.0", 2)
+	f.Add("3_1.2.3.4.5.6.7.8.9.0.1_1.2.3.4.5.6.7.8.9.0.1", 2)
 	f.Add("", 0)
 	f.Add("1_1.1", 1)
 	f.Fuzz(func(t *testing.T, text string, n int) {

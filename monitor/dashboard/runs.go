@@ -73,10 +73,10 @@ func (all *runs) poll() {
 }
 
 // counts are how many records of each list of a run a page has, of which version and generation.
-type counts struct{ version, generation, starts, steps, evaluations, saved, notes, lost, ranks, values int }
+type counts struct{ version, generation, starts, steps, evaluations, saved, notes, lost, ranks, values, samples int }
 
 func (c *counts) fields() []*int {
-	return []*int{&c.version, &c.generation, &c.starts, &c.steps, &c.evaluations, &c.saved, &c.notes, &c.lost, &c.ranks, &c.values}
+	return []*int{&c.version, &c.generation, &c.starts, &c.steps, &c.evaluations, &c.saved, &c.notes, &c.lost, &c.ranks, &c.values, &c.samples}
 }
 
 // counts returns what there is of a run.
@@ -84,7 +84,7 @@ func (r *run) counts() counts {
 	c := counts{version: r.version, generation: r.follower.Generation()}
 	if h := r.follower.History(); h != nil {
 		c.starts, c.steps, c.evaluations, c.saved = len(h.Runs), len(h.Steps), len(h.Evaluations), len(h.Saved)
-		c.notes, c.lost, c.ranks, c.values = len(h.Notes), len(h.Lost), len(h.Ranks), len(h.Values)
+		c.notes, c.lost, c.ranks, c.values, c.samples = len(h.Notes), len(h.Lost), len(h.Ranks), len(h.Values), len(h.Samples)
 	}
 	return c
 }
@@ -152,7 +152,7 @@ func (all *runs) add(to *report.Data, known cursor) cursor {
 		if now.generation == had.generation {
 			d.Starts, d.Steps, d.Evaluations = after(d.Starts, had.starts), after(d.Steps, had.steps), after(d.Evaluations, had.evaluations)
 			d.Saved, d.Notes, d.Lost = after(d.Saved, had.saved), after(d.Notes, had.notes), after(d.Lost, had.lost)
-			d.Ranks, d.Values = after(d.Ranks, had.ranks), after(d.Values, had.values)
+			d.Ranks, d.Values, d.Samples = after(d.Ranks, had.ranks), after(d.Values, had.values), after(d.Samples, had.samples)
 		}
 		to.Runs = append(to.Runs, d)
 	}

@@ -15,6 +15,7 @@
 //	note   something that the user should know: [Note]
 //	ranks  where the time of each rank went: [Ranks]
 //	value  a number that the program logs: [Value]
+//	sample a text, a picture or a histogram that the program logs: [Sample]
 //	lost   a process went on from an older step: [Lost]
 //	end    the run did its last step: [End]
 //
@@ -30,7 +31,8 @@
 // out when there would be more, of the others the oldest are. Lost records become one. Of records of ranks each two neighbours become
 // one when there would be more than some 260,000 numbers in them; all of their numbers are sums or
 // those of the last. Of values every second of a name is left out when there would be more than
-// [MaxValues], and values of more than [MaxNames] names are not kept.
+// [MaxValues], and values of more than [MaxNames] names are not kept. Of samples every second of a name
+// is left out when there would be more than [MaxSamples], or more than 4 MiB of them.
 //
 // # Who waits for whom
 //
@@ -43,6 +45,7 @@
 //
 //	record.go   the records, and their lines
 //	ranks.go    records about each rank, and values
+//	sample.go   texts, pictures and histograms
 //	writer.go   Writer: bounds, and the file
 //	reader.go   Read, and what a history knows as a whole
 //	follower.go Follower: a history that grows

@@ -28,6 +28,7 @@ type History struct {
 	Lost        []Lost
 	Ranks       []Ranks
 	Values      []Value
+	Samples     []Sample
 	End         *End // nil if the run has not ended by itself
 }
 
@@ -107,6 +108,11 @@ func (h *History) add(line []byte) error {
 		return h.Ranks[len(h.Ranks)-1].check()
 	case "value":
 		return addTo(&h.Values, line)
+	case "sample":
+		if err := addTo(&h.Samples, line); err != nil {
+			return err
+		}
+		return h.Samples[len(h.Samples)-1].check()
 	case "end":
 		h.End = new(End)
 		return json.Unmarshal(line, h.End)

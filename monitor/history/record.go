@@ -170,6 +170,8 @@ func kindOf(record any) string {
 		return "ranks"
 	case Value:
 		return "value"
+	case Sample:
+		return "sample"
 	case End:
 		return "end"
 	}

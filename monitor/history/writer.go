@@ -26,15 +26,16 @@ const interval = time.Second
 type Writer struct {
 	path string
 
-	mu      sync.Mutex
-	h       History
-	stride  int            // steps of a record
-	open    *Step          // of fewer steps, until they are stride
-	every   int            // of so many evaluations one is kept
-	passing bool           // the last evaluation is not to be kept
-	names   map[string]int // of values, and how many; nil before the first
-	lines   []byte         // to be appended to the file
-	rewrite bool           // the file is to be written anew
+	mu          sync.Mutex
+	h           History
+	stride      int            // steps of a record
+	open        *Step          // of fewer steps, until they are stride
+	every       int            // of so many evaluations one is kept
+	passing     bool           // the last evaluation is not to be kept
+	names       map[string]int // of values, and how many; nil before the first
+	sampleBytes int            // of all samples, 0 before the first
+	lines       []byte         // to be appended to the file
+	rewrite     bool           // the file is to be written anew
 
 	evaluations int // since every changed
 	err         error
@@ -99,6 +100,7 @@ func (w *Writer) goOn(run Run) {
 	h.Saved = upTo(h.Saved, func(s Saved) bool { return s.Step <= run.FirstStep })
 	h.Ranks = upTo(h.Ranks, func(r Ranks) bool { return r.Step <= run.FirstStep })
 	h.Values = upTo(h.Values, func(v Value) bool { return v.Step <= run.FirstStep })
+	h.Samples = upTo(h.Samples, func(s Sample) bool { return s.Step <= run.FirstStep })
 	if lost.Until == 0 {
 		return
 	}
@@ -330,6 +332,9 @@ func (h *History) lines() []byte {
 	}
 	for _, v := range h.Values {
 		text = appendLine(text, v)
+	}
+	for _, s := range h.Samples {
+		text = appendLine(text, s)
 	}
 	if h.End != nil {
 		text = appendLine(text, *h.End)

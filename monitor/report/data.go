@@ -39,6 +39,8 @@ type RunData struct {
 	Lost        []history.Lost       `json:"lost"`
 	Ranks       []history.Ranks      `json:"ranks"`
 	Values      []history.Value      `json:"values"`
+	Samples     []history.Sample     `json:"samples"`
+	Spikes      []Spike              `json:"spikes"` // all of them
 	End         *history.End         `json:"end,omitempty"`
 	Summary     *Summary             `json:"summary,omitempty"` // nil before the run has begun
 	Verdicts    []Verdict            `json:"verdicts"`
@@ -99,7 +101,7 @@ func RunDataOf(index int, r Run) RunData {
 	d := RunData{
 		Index: index, Name: r.Name, Settings: r.Settings, Verdicts: Verdicts(r.History),
 		Starts: []history.Run{}, Steps: []history.Step{}, Evaluations: []history.Evaluation{}, Saved: []history.Saved{}, Notes: []history.Note{}, Lost: []history.Lost{},
-		Ranks: []history.Ranks{}, Values: []history.Value{}, Readings: Readings(r.History),
+		Ranks: []history.Ranks{}, Values: []history.Value{}, Samples: []history.Sample{}, Spikes: []Spike{}, Readings: Readings(r.History),
 	}
 	h := r.History
 	if h == nil {
@@ -109,7 +111,8 @@ func RunDataOf(index int, r Run) RunData {
 	d.Summary, d.Unit, d.Begun, d.End = &s, h.Runs[len(h.Runs)-1].Unit, h.Runs[0].Time, h.End
 	d.Starts, d.Steps, d.Evaluations = orEmpty(h.Runs), orEmpty(h.Steps), orEmpty(h.Evaluations)
 	d.Saved, d.Notes, d.Lost = orEmpty(h.Saved), orEmpty(h.Notes), orEmpty(h.Lost)
-	d.Ranks, d.Values = orEmpty(h.Ranks), orEmpty(h.Values)
+	d.Spikes = Spikes(h.Steps)
+	d.Ranks, d.Values, d.Samples = orEmpty(h.Ranks), orEmpty(h.Values), orEmpty(h.Samples)
 	return d
 }
 

@@ -22,6 +22,7 @@
 //	summary.go   Summarize: numbers and doubts of one run
 //	verdicts.go  Verdicts: answers to what people ask
 //	goodput.go   where the time of the ranks went
+//	spikes.go    losses far above those before
 //	readings.go  Readings: where the time of ranks goes, beside guide values
 //	text.go      Text, and the sparkline
 //	frame.go     Frame: the page in a terminal

@@ -40,7 +40,7 @@ function duration(s) {
 const clock = (t) => new Date(t * 1000).toLocaleTimeString([], { hour12: false });
 
 // take adds an update to what is known. Lists of a run grow as long as its generation stays.
-const lists = ["starts", "steps", "evaluations", "saved", "notes", "lost", "ranks", "values"];
+const lists = ["starts", "steps", "evaluations", "saved", "notes", "lost", "ranks", "values", "samples"];
 function take(update) {
 	const changed = { runs: false, job: false };
 	for (const r of update.runs || []) {
