@@ -25,6 +25,10 @@ var (
 	pageScript string
 	//go:embed page/curves.js
 	curvesScript string
+	//go:embed page/values.js
+	valuesScript string
+	//go:embed page/goodput.js
+	goodputScript string
 	//go:embed page/job.js
 	jobScript string
 	//go:embed page/phases.js
@@ -56,7 +60,7 @@ func Page(w io.Writer, d Data) error {
 		return err
 	}
 	style := plotStyle + pageStyle
-	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + jobScript + phasesScript + startScript + "})();\n"
+	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + valuesScript + jobScript + phasesScript + goodputScript + startScript + "})();\n"
 	var p markup.Page
 	p.Put(pageHTML, policy(style, script, d.Live), d.Title, markup.Raw(style), d.Title, markup.Raw(data), markup.Raw(script))
 	_, err = p.WriteTo(w)

@@ -188,13 +188,13 @@ func keyboard(t *testing.T, ctx context.Context, ranks int) {
 			t.Errorf("Tab reaches %q, and not %q", all, want)
 		}
 	}
-	for i, want := range []string{"Overview", "Curves", "Ranks", "Log", "Events", "Run"} {
+	for i, want := range []string{"Overview", "Curves", "Logged", "Ranks", "Log", "Events", "Run"} {
 		do(t, ctx, chromedp.KeyEvent(fmt.Sprint(i+1)))
 		if got := reached(); got != "tab "+want {
 			t.Errorf("the key %d opens %q, want %s", i+1, got, want)
 		}
 	}
-	do(t, ctx, chromedp.KeyEvent("2"), chromedp.KeyEvent(kb.ArrowRight))
+	do(t, ctx, chromedp.KeyEvent("3"), chromedp.KeyEvent(kb.ArrowRight))
 	if got := reached(); got != "tab Ranks" {
 		t.Errorf("the right arrow goes to %q, want Ranks", got)
 	}
@@ -202,7 +202,7 @@ func keyboard(t *testing.T, ctx context.Context, ranks int) {
 	if told := value[string](t, ctx, "document.querySelector('#ranks .told').textContent"); !strings.HasPrefix(told, "rank 1: ") {
 		t.Errorf("the right arrow in the picture of the ranks says %q", told)
 	}
-	do(t, ctx, chromedp.KeyEvent("4"), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent("NFS"))
+	do(t, ctx, chromedp.KeyEvent("5"), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent("NFS"))
 	until(t, ctx, "[...document.querySelectorAll('#log .lines mark')].map((m) => m.textContent).join() === 'nfs' && document.querySelector('#log .lines').textContent.includes('^[[1mnfs^[[0m: 240 ms')")
 	do(t, ctx, chromedp.Evaluate("document.querySelector('#log input[type=search]').value = ''", nil))
 }
@@ -213,7 +213,7 @@ func views(t *testing.T, ctx context.Context, ranks int) {
 	for _, dark := range []bool{false, true} {
 		for _, width := range []int64{1280, 375} {
 			do(t, ctx, chromedp.EmulateViewport(width, 720), scheme(dark))
-			for _, view := range []string{"overview", "curves", "ranks", "log", "events", "runs"} {
+			for _, view := range []string{"overview", "curves", "logged", "ranks", "log", "events", "runs"} {
 				do(t, ctx, chromedp.Evaluate("document.getElementById('tab-"+view+"').click(); scrollTo(0, 0)", nil))
 				until(t, ctx, "!document.getElementById('"+view+"').hidden")
 				what := fmt.Sprintf("%s-%d-%d-%s", view, ranks, width, map[bool]string{false: "light", true: "dark"}[dark])

@@ -3,7 +3,10 @@
 package browser
 
 import (
+	"bytes"
 	"fmt"
+	"image"
+	"image/png"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -88,7 +91,17 @@ func (p *recorded) do() {
 	p.now += seconds
 	at := history.Seconds(p.now)
 	loss := 1.2 + 8*math.Pow(float64(p.step)+10, -0.45) + 0.05*p.r.NormFloat64()
+	if p.step == 633 {
+		loss += 2 // it jumps
+	}
 	p.w.Step(history.Step{Step: p.step, Time: at, Loss: history.Number(loss), LearningRate: history.Number(6e-4 * min(1, float64(p.step)/200)), GradNorm: history.Number(0.4 + 0.1*p.r.ExpFloat64()), Size: 1024 * p.ranks, Seconds: seconds, Epoch: history.Number(float64(p.step) / 400)})
+	if p.step%5 == 0 {
+		p.w.Value(history.Value{Step: p.step, Time: at, Name: "accuracy", Value: history.Number(1 - 0.7*math.Exp(-float64(p.step)/400) + 0.02*p.r.NormFloat64())})
+		p.w.Value(history.Value{Step: p.step, Time: at, Name: "experts/busiest", Value: history.Number(1.2 + 0.1*p.r.Float64())})
+	}
+	if p.step%50 == 0 {
+		p.logged(at)
+	}
 	if p.step%100 == 0 {
 		valid := loss + 0.1
 		if p.step > 700 {
@@ -99,6 +112,31 @@ func (p *recorded) do() {
 	}
 	if p.step%4 == 0 {
 		p.w.Ranks(p.where(at, 4*seconds, 4*wait))
+	}
+}
+
+// logged logs a histogram, a text and a picture.
+func (p *recorded) logged(at history.Seconds) {
+	h := &history.Histogram{Count: 1000, Min: -3, Max: 3 + float64(p.step)/400}
+	for i := range 41 {
+		edge := h.Min + (h.Max-h.Min)*float64(i)/40
+		h.Edges = append(h.Edges, edge)
+		if i < 40 {
+			h.Counts = append(h.Counts, math.Round(200*math.Exp(-(edge-float64(p.step)/800)*(edge-float64(p.step)/800)/2)))
+		}
+	}
+	m := image.NewGray(image.Rect(0, 0, 160, 24))
+	for i := range m.Pix {
+		m.Pix[i] = uint8(i*7 + p.step)
+	}
+	var picture bytes.Buffer
+	_ = png.Encode(&picture, m)
+	for _, s := range []history.Sample{
+		{Name: "logits", Histogram: h}, {Name: "sample", Text: fmt.Sprintf("Once upon a time there was a king <b>&amp;\x1b who had %d horses, and each of them had a name of its own.", p.step)},
+		{Name: "classified", PNG: picture.Bytes(), Text: "1: cat; 2: dog, taken for cat"},
+	} {
+		s.Step, s.Time = p.step, at
+		_ = p.w.Sample(s)
 	}
 }
 

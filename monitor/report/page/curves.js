@@ -23,6 +23,9 @@ function smoothed(values) {
 	return values.map((v) => (v === null ? null : (mean = mean === null ? v : 0.9 * mean + 0.1 * v)));
 }
 
+// hasRaw says whether a smooth curve is drawn over the one that it follows.
+const hasRaw = (kind) => !!kind.smooth && smooth;
+
 // columns joins the curves of the runs to what uPlot wants.
 function columns(kind) {
 	const tables = [];
@@ -37,7 +40,8 @@ function columns(kind) {
 				xs.push(at);
 				ys.push(Number.isFinite(v) && !(logarithmic && kind.canLog && v <= 0) ? v : null);
 			}
-			tables.push([xs, part === kind && kind.smooth && smooth ? smoothed(ys) : ys]);
+			if (part === kind && hasRaw(kind)) tables.push([xs, ys]);
+			tables.push([xs, part === kind && hasRaw(kind) ? smoothed(ys) : ys]);
 		}
 	});
 	return uPlot.join(tables);
@@ -64,6 +68,14 @@ function marks(u) {
 			ctx.lineTo(at - 4 * dpr, top + height);
 			ctx.lineTo(at + 4 * dpr, top + height);
 			ctx.fill();
+		}
+		ctx.fillStyle = style("--bad");
+		ctx.textAlign = "center";
+		ctx.textBaseline = "top";
+		ctx.font = `700 ${13 * dpr}px system-ui, sans-serif`;
+		for (const s of run.spikes || []) {
+			const at = u.valToPos(by === "time" ? (s.time - run.begun) / 60 : by === "step" ? s.step : NaN, "x", true);
+			if (Number.isFinite(at)) ctx.fillText("✱", at, top + 1 * dpr);
 		}
 		ctx.strokeStyle = style("--bad");
 		ctx.lineWidth = 1.5 * dpr;
@@ -107,6 +119,7 @@ class Chart {
 		if (this.kind.marks) {
 			if (data.runs.some((r) => r.evaluations.some((e) => asLoss(e) !== null))) soft.push("● on data it is not trained on");
 			if (data.runs.some((r) => r.saved.length)) soft.push("▲ checkpoint");
+			if (data.runs.some((r) => (r.spikes || []).length)) soft.push("✱ the loss jumps");
 			if (data.runs.some((r) => r.starts.length > 1)) soft.push("┆ restart");
 		}
 		return [title, soft.join("   ")];
@@ -119,26 +132,37 @@ class Chart {
 		if (!has) return;
 		const [title, soft] = this.title();
 		const key = [title, soft, data.runs.length, by, logarithmic, smooth, dark.matches, this.figure.clientWidth, [...hiddenRuns].join()].join("|");
-		if (this.plot && !anew && key === this.key) { this.plot.setData(joined); return; }
+		if (this.plot && !anew && key === this.key) { this.plot.setData(joined); setTimeout(() => this.latest(), 0); return; }
 		this.key = key;
 		this.caption.replaceChildren(element("span", title), element("span", soft, null, "soft"));
 		if (this.plot) this.plot.destroy();
 		const axis = { stroke: style("--ink"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
-		const series = [{ label: by === "time" ? "minutes" : by }];
+		const value = (u, v) => (v === null || v === undefined ? "–" : number(v));
+		const series = [{ label: by === "time" ? "minutes" : by, value }];
 		const several = data.runs.length > 1;
 		data.runs.forEach((run, i) => {
 			const label = several ? run.name : this.kind.title;
-			series.push({ label, stroke: color(several ? i : 0), width: 1.6, show: !hiddenRuns.has(i), spanGaps: true, points: { show: !!this.kind.points, size: 6 } });
-			if (this.kind.second) series.push({ label: several ? run.name + ", validation" : "validation", stroke: color(several ? i : 1), width: 1.6, dash: [6, 4], show: !hiddenRuns.has(i), spanGaps: true, points: { show: true, size: 7, fill: color(several ? i : 1) } });
+			if (hasRaw(this.kind)) series.push({ label: "", class: "raw", stroke: color(several ? i : 0) + "44", width: 1, show: !hiddenRuns.has(i), spanGaps: true, points: { show: false } });
+			series.push({ label, value, stroke: color(several ? i : 0), width: 1.6, show: !hiddenRuns.has(i), spanGaps: true, points: { show: !!this.kind.points, size: 6 } });
+			if (this.kind.second) series.push({ label: several ? run.name + ", validation" : "validation", value, stroke: color(several ? i : 1), width: 1.6, dash: [6, 4], show: !hiddenRuns.has(i), spanGaps: true, points: { show: true, size: 7, fill: color(several ? i : 1) } });
 		});
 		this.plot = new uPlot({
 			width: Math.max(200, this.figure.clientWidth - 18), height: this.height,
 			scales: { x: { time: false }, y: { distr: logarithmic && this.kind.canLog ? 3 : 1, range: this.kind.zero ? (u, low, high) => [0, high > 0 ? high * 1.1 : 1] : undefined } },
-			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30 }, { ...axis, size: 58, values: (u, ticks) => ticks.map(short) }],
+			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30, values: (u, ticks) => ticks.map(short) }, { ...axis, size: 62, values: (u, ticks) => ticks.map(short) }],
 			series, legend: { live: true, show: this.height > 170 }, hooks: this.kind.marks ? { draw: [marks] } : {},
 			cursor: { drag: { x: true, y: false } },
 		}, joined, this.figure);
+		this.plot.over.addEventListener("mouseleave", () => setTimeout(() => this.latest(), 0));
+		setTimeout(() => this.latest(), 0); // after it is drawn
 		this.figure.setAttribute("aria-label", `curve of ${title}`);
+	}
+	// latest has the legend say the last values, while the pointer is elsewhere.
+	latest() {
+		const u = this.plot;
+		if (!u || u.over.matches(":hover")) return;
+		const last = (column) => { let i = column.length - 1; while (i > 0 && (column[i] === null || column[i] === undefined)) i--; return i; };
+		u.setLegend({ idxs: u.data.map(last) }, false);
 	}
 }
 

@@ -1,5 +1,5 @@
 // The page: what it knows, how that grows, and its views. Its parts are in one script:
-// page.js, curves.js, job.js, phases.js and start.js, in this order.
+// page.js, curves.js, values.js, job.js, phases.js, goodput.js and start.js, in this order.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -27,7 +27,7 @@ const color = (i) => (dark.matches ? palettes.dark : palettes.light)[i % 8];
 function number(v) {
 	if (v === null || v === undefined || !Number.isFinite(v)) return "–";
 	const a = Math.abs(v);
-	if (a >= 1e6 || (a > 0 && a < 1e-3)) return v.toExponential(2);
+	if (a >= 1e6 || (a > 0 && a < 1e-3)) return v.toExponential(2).replace(/\.?0+e/, "e");
 	return String(Number(v.toPrecision(4)));
 }
 function duration(s) {
@@ -48,7 +48,7 @@ function take(update) {
 		if (!run) { data.runs[r.index] = r; changed.runs = true; continue; }
 		changed.runs = true;
 		for (const list of lists) run[list] = r.generation === run.generation ? run[list].concat(r[list] || []) : r[list] || [];
-		for (const key of ["generation", "name", "unit", "begun", "end", "summary", "verdicts", "readings", "trouble", "settings"]) run[key] = r[key];
+		for (const key of ["generation", "name", "unit", "begun", "end", "summary", "verdicts", "readings", "trouble", "settings", "spikes"]) run[key] = r[key];
 	}
 	for (const key of ["now", "cursor", "differ", "trouble"]) if (update[key] !== undefined) data[key] = update[key];
 	if (update.job) { data.job = update.job; changed.job = true; }
@@ -62,6 +62,7 @@ let current = null;
 function show(v, focus) {
 	current = v;
 	for (const other of views) {
+		other.tab.hidden = !other.shown();
 		other.section.hidden = other !== v;
 		other.tab.setAttribute("aria-selected", String(other === v));
 		other.tab.tabIndex = other === v ? 0 : -1;

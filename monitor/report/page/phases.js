@@ -88,24 +88,29 @@ class Grid {
 
 const percent = (v) => `${(100 * v).toFixed(v < 0.1 ? 1 : 0)} %`;
 const gibi = (v) => (v >= 2 ** 30 ? `${number(v / 2 ** 30)} GiB` : `${number(v / 2 ** 20)} MiB`);
-let grids = null, shownCell = "late";
+let grids = null, shownCell = "late", barSeconds = 60;
 
 function drawPhases(place, anew) {
-	const list = recent(600);
+	const list = recent(barSeconds === Infinity ? 4096 : 600);
 	place.hidden = !list.length;
 	if (!list.length) return;
 	const last = list[list.length - 1], n = width(last);
-	const key = `${last.time} ${list.length} ${shownCell} ${place.clientWidth} ${dark.matches}`;
+	const key = `${last.time} ${list.length} ${barSeconds} ${shownCell} ${place.clientWidth} ${dark.matches}`;
 	if (!anew && place.dataset.key === key) return;
 	place.dataset.key = key;
 	if (!grids) {
 		const two = element("div", "", place, "charts");
-		grids = { bars: new Grid(two, "Where the time of each rank goes, in the last minute"), map: new Grid(two, ""), readings: element("div", "", place), memory: new Grid(two, "Memory of each rank, now"), waits: new Grid(two, "Who waits for whom") };
+		grids = { bars: new Grid(two, ""), map: new Grid(two, ""), readings: element("div", "", place), memory: new Grid(two, "Memory of each rank, now"), waits: new Grid(two, "Who waits for whom") };
 		const choose = element("select", "");
 		for (const [name, c] of Object.entries(cells)) element("option", c.title, choose).value = name;
 		choose.value = shownCell;
 		choose.setAttribute("aria-label", "what the map of ranks and time shows");
 		choose.addEventListener("change", () => { shownCell = choose.value; redraw(true); });
+		const span = element("select", "");
+		for (const [s, text] of [[60, "the last minute"], [Infinity, "all that is known"]]) element("option", text, span).value = s;
+		span.setAttribute("aria-label", "over which time the bars go");
+		span.addEventListener("change", () => { barSeconds = Number(span.value); redraw(true); });
+		grids.bars.caption.append("Where the time of each rank goes: ", span);
 		grids.map.caption.append("Ranks and time: ", choose);
 		grids.map.soft = element("span", "", grids.map.caption, "soft");
 	}
@@ -113,7 +118,7 @@ function drawPhases(place, anew) {
 	const slow = data.job ? data.job.ranks.findIndex((r) => stateOf(r) === states.slow) : -1;
 	for (const g of [grids.bars, grids.map]) if (!g.moved && slow >= 0) g.at = [list.length - 1, slow];
 	drawBars(grids.bars, list, n, tall);
-	drawMap(grids.map, list, n, tall);
+	drawMap(grids.map, list.slice(-600), n, tall);
 	drawMemory(grids.memory, last, n, tall);
 	drawWaits(grids.waits, list, n);
 	drawReadings(grids.readings);
@@ -121,7 +126,7 @@ function drawPhases(place, anew) {
 
 function drawBars(grid, list, n, tall) {
 	let from = list.length, seconds = 0;
-	while (from > 0 && seconds < 60) seconds += list[--from].seconds;
+	while (from > 0 && seconds < barSeconds) seconds += list[--from].seconds;
 	const sums = phases.map(([name]) => {
 		const sum = new Float64Array(n);
 		for (let k = from; k < list.length; k++) (list[k].phases[name] || []).forEach((v, i) => { sum[i] += v || 0; });

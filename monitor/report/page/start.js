@@ -57,6 +57,7 @@ function happened() {
 		run.starts.forEach((s, i) => list.push([s.time, who + (i ? `went on from step ${s.first_step} in a new process` : `began with ${s.ranks} ${s.ranks === 1 ? "rank" : "ranks"}`)]));
 		for (const l of run.lost) list.push([l.time, `${who}steps ${l.step + 1} to ${l.until} are done again, ${duration(l.seconds)} lost`]);
 		for (const e of run.evaluations) if (e.metrics && e.metrics.length) list.push([e.time, `${who}step ${e.step}: ${e.metrics.map((m) => `${m.name} ${number(m.value)}`).join(", ")}`]);
+		for (const s of run.spikes || []) list.push([s.time, `${who}step ${s.step}: the loss jumps to ${number(s.loss)} from ${number(s.usual)}`, true]);
 		for (const s of run.saved) list.push([s.time, `${who}step ${s.step}: saved ${s.path}`]);
 		for (const n of run.notes) list.push([n.time, `${who}${n.text}`]);
 		if (run.end) list.push([run.end.time, `${who}ended after step ${run.end.step}`]);
@@ -114,6 +115,7 @@ function drawRuns() {
 		];
 	});
 	place.replaceChildren();
+	drawGoodput(place);
 	table(place, ["run", "steps", "loss", "validation", "speed", "time"], rows);
 	for (const run of data.runs) for (const d of (run.summary && run.summary.doubts) || []) element("p", `⚠ ${data.runs.length > 1 ? run.name + ": " : ""}${d}`, place, "look");
 	if (data.runs.length > 1) {
@@ -130,6 +132,7 @@ function drawRuns() {
 }
 
 function redraw(anew) {
+	for (const v of views) v.tab.hidden = !v.shown();
 	drawState();
 	current.draw(anew);
 }
@@ -167,6 +170,7 @@ view("overview", "Overview", (anew) => {
 	for (const c of glance) c.draw(anew);
 }, () => true);
 view("curves", "Curves", (anew) => { for (const c of all) c.draw(anew); }, () => true);
+view("logged", "Logged", drawLogged, hasLogged);
 view("ranks", "Ranks", drawRanks, () => !!data.job || !!rankRun() || data.live);
 view("log", "Log", drawLog, () => !!data.job && data.live);
 view("events", "Events", () => {
