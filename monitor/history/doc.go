@@ -46,6 +46,7 @@
 //	record.go   the records, and their lines
 //	ranks.go    records about each rank, and values
 //	sample.go   texts, pictures and histograms
+//	sparkline.go a picture of the loss in characters
 //	writer.go   Writer: bounds, and the file
 //	reader.go   Read, and what a history knows as a whole
 //	follower.go Follower: a history that grows

@@ -24,7 +24,7 @@
 //	goodput.go   where the time of the ranks went
 //	spikes.go    losses far above those before
 //	readings.go  Readings: where the time of ranks goes, beside guide values
-//	text.go      Text, and the sparkline
+//	text.go      Text
 //	frame.go     Frame: the page in a terminal
 //	data.go      Data: what the page shows
 //	html.go      HTML and Page; page/ has the parts

@@ -96,7 +96,7 @@ func (f *frame) run(d *Data, r *RunData, several bool) {
 	}
 	f.line("%s", text)
 	if len(r.Steps) > 0 {
-		f.line("loss %s %s %s", number(s.FirstLoss), Sparkline(r.Steps, min(f.columns-25, 60)), number(s.LastLoss))
+		f.line("loss %s %s %s", number(s.FirstLoss), history.Sparkline(r.Steps, min(f.columns-25, 60)), number(s.LastLoss))
 	}
 	if several {
 		return

@@ -31,6 +31,8 @@ var (
 	goodputScript string
 	//go:embed page/job.js
 	jobScript string
+	//go:embed page/recorder.js
+	recorderScript string
 	//go:embed page/phases.js
 	phasesScript string
 	//go:embed page/start.js
@@ -60,7 +62,7 @@ func Page(w io.Writer, d Data) error {
 		return err
 	}
 	style := plotStyle + pageStyle
-	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + valuesScript + jobScript + phasesScript + goodputScript + startScript + "})();\n"
+	script := plotScript + "\n(() => {\n" + pageScript + curvesScript + valuesScript + jobScript + recorderScript + phasesScript + goodputScript + startScript + "})();\n"
 	var p markup.Page
 	p.Put(pageHTML, policy(style, script, d.Live), d.Title, markup.Raw(style), d.Title, markup.Raw(data), markup.Raw(script))
 	_, err = p.WriteTo(w)

@@ -69,7 +69,7 @@ func Summarize(r Run) Summary {
 		Ended: h.End != nil, Unit: last.Unit, Restarts: h.Restarts(), Time: timeOf(h), Goodput: goodputOf(h),
 	}
 	n := max(1, len(h.Steps)/20)
-	s.FirstLoss, s.LastLoss = meanLoss(h.Steps[:min(n, len(h.Steps))]), meanLoss(h.Steps[max(0, len(h.Steps)-n):])
+	s.FirstLoss, s.LastLoss = history.MeanLoss(h.Steps[:min(n, len(h.Steps))]), history.MeanLoss(h.Steps[max(0, len(h.Steps)-n):])
 	var rates, durations []float64
 	for _, step := range h.Steps {
 		s.NonFinite += step.NonFinite
@@ -84,17 +84,6 @@ func Summarize(r Run) Summary {
 	}
 	s.Doubts = s.doubts()
 	return s
-}
-
-// meanLoss is the mean over the steps that are finite.
-func meanLoss(steps []history.Step) history.Number {
-	sum, n := 0.0, 0
-	for _, s := range steps {
-		if finite := s.Steps - s.NonFinite; finite > 0 {
-			sum, n = sum+float64(s.Loss)*float64(finite), n+finite
-		}
-	}
-	return history.Number(sum / float64(n))
 }
 
 func median(v []float64) history.Number {

@@ -5,7 +5,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"time"
 
@@ -46,7 +45,7 @@ func text(b *strings.Builder, r Run) {
 	line("steps", "%d of %d, %s", s.Done, s.Steps, state)
 	line("ranks", "%d %s", s.Ranks, s.Strategy)
 	if len(r.History.Steps) > 0 {
-		line("loss", "%s → %s  %s", number(s.FirstLoss), number(s.LastLoss), Sparkline(r.History.Steps, 40))
+		line("loss", "%s → %s  %s", number(s.FirstLoss), number(s.LastLoss), history.Sparkline(r.History.Steps, 40))
 	}
 	if v := s.Validation; v != nil {
 		line("validation", "%s %s %s after step %d; best %s after step %d", v.Name, number(v.Value), v.Unit, v.Step, number(v.Best), v.BestStep)
@@ -94,30 +93,4 @@ func seconds(s float64) string {
 		return d.Round(10 * time.Millisecond).String()
 	}
 	return d.Round(time.Second).String()
-}
-
-// Sparkline draws the losses of steps in at most so many characters, which have eight heights.
-func Sparkline(steps []history.Step, width int) string {
-	heights := []rune("▁▂▃▄▅▆▇█")
-	width = max(0, min(width, len(steps)))
-	means := make([]float64, width)
-	low, high := math.Inf(1), math.Inf(-1)
-	for i := range means {
-		means[i] = float64(meanLoss(steps[i*len(steps)/width : (i+1)*len(steps)/width]))
-		if !math.IsNaN(means[i]) {
-			low, high = min(low, means[i]), max(high, means[i])
-		}
-	}
-	var b strings.Builder
-	for _, m := range means {
-		switch {
-		case math.IsNaN(m):
-			b.WriteRune('×')
-		case high == low:
-			b.WriteRune(heights[0])
-		default:
-			b.WriteRune(heights[int((m-low)/(high-low)*float64(len(heights)-1)+0.5)])
-		}
-	}
-	return b.String()
 }

@@ -75,7 +75,7 @@ class RankMap {
 			if (this.cell.w < 15 || this.cell.h < 13) return;
 			ctx.fillStyle = style("--page");
 			ctx.font = `600 ${Math.min(13, this.cell.h - 3)}px system-ui, sans-serif`;
-			ctx.fillText(this.cell.w > 22 ? `${r.rank}${s.mark}` : s.mark, left + this.cell.w / 2, top + this.cell.h / 2);
+			ctx.fillText(ctx.measureText(`${r.rank}${s.mark}`).width < this.cell.w - 2 ? `${r.rank}${s.mark}` : this.cell.w > 22 && s.mark ? s.mark : this.cell.w > 22 ? String(r.rank) : s.mark, left + this.cell.w / 2, top + this.cell.h / 2);
 		});
 		this.legend.replaceChildren(...Object.values(states).filter((s) => count[s.text]).map((s) => {
 			const li = element("li", "");
@@ -107,6 +107,7 @@ function drawRanks(anew) {
 			const figure = element("figure", "", place);
 			element("figcaption", "Ranks", figure);
 			wideMap = new RankMap(figure, 90);
+			if (data.live) makeRecorder(figure);
 		}
 		element("div", "", place, "phases");
 		if (job) element("div", "", place, "ranks-table");

@@ -1,5 +1,5 @@
 // The page: what it knows, how that grows, and its views. Its parts are in one script:
-// page.js, curves.js, values.js, job.js, phases.js, goodput.js and start.js, in this order.
+// page.js, curves.js, values.js, job.js, recorder.js, phases.js, goodput.js and start.js, in this order.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
