@@ -219,14 +219,12 @@ func TestServedLayers(t *testing.T) {
 			near("the AUC", got.finish.Metrics[0].Value, want.finish.Metrics[0].Value, 1e-4)
 		}
 	}
-	for _, sees := range []string{"bounded:1", "asynchronous,batch:2"} {
-		got, c := newLog(), layered(3, sees)
-		c.Out = t.TempDir()
-		if err := trainSummed(t.Context(), c, 2, got); err != nil {
-			t.Fatalf("%s: %v", sees, err)
-		}
-		near(sees+": the AUC", got.finish.Metrics[0].Value, want.finish.Metrics[0].Value, 0.03)
+	got, loose := newLog(), layered(3, "asynchronous,batch:2")
+	loose.Out = t.TempDir()
+	if err := trainSummed(t.Context(), loose, 2, got); err != nil {
+		t.Fatal(err)
 	}
+	near("asynchronous: the AUC", got.finish.Metrics[0].Value, want.finish.Metrics[0].Value, 0.03)
 }
 
 // TestServersBegun: servers that run already have the rows of the run that goes on, which go
