@@ -4,6 +4,7 @@ package rows
 
 import (
 	"math/bits"
+	"runtime"
 	"unsafe"
 )
 
@@ -38,6 +39,8 @@ func (t *Table) eachSpan(stores []*store, fn func(of int, entries []entry), afte
 			if err := after(); err != nil {
 				return err
 			}
+			// A scan never waits, so a request would have its turn only after some milliseconds.
+			runtime.Gosched()
 		}
 	}
 	return nil
