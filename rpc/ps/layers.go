@@ -135,6 +135,9 @@ func (l *Layers) States() []*tensor.Tensor {
 // Insert is [Layers.Put] with the states of the optimizer, for a run that goes on from a
 // checkpoint.
 func (l *Layers) Insert(ctx context.Context, states []*tensor.Tensor) error {
+	if err := l.wantStates(states); err != nil {
+		return err
+	}
 	for i, x := range l.layers {
 		if err := l.client.Insert(ctx, x.table.Name, l.keys[x.table.Rows], x.rowsOf(x.param.Data()), states[i]); err != nil {
 			return err
@@ -146,12 +149,24 @@ func (l *Layers) Insert(ctx context.Context, states []*tensor.Tensor) error {
 // Lookup puts the values of the worker's step into the parameters, and the states of their
 // optimizer into states, for a checkpoint.
 func (l *Layers) Lookup(ctx context.Context, states []*tensor.Tensor) error {
+	if err := l.wantStates(states); err != nil {
+		return err
+	}
 	for i, x := range l.layers {
 		values := tensor.Empty(tensor.Float32, x.table.Rows, x.table.Width)
 		if err := l.client.Lookup(ctx, x.table.Name, l.keys[x.table.Rows], values, states[i]); err != nil {
 			return err
 		}
 		x.param.Data().CopyFrom(values.Reshape(x.param.Data().Shape()...))
+	}
+	return nil
+}
+
+// wantStates is an error unless there is a state for each layer. Servers and clients check the
+// sizes of each.
+func (l *Layers) wantStates(states []*tensor.Tensor) error {
+	if len(states) != len(l.layers) {
+		return errorf(KindValues, "%d states for %d layers: make them by States", len(states), len(l.layers)).by(l.client.worker, -1)
 	}
 	return nil
 }

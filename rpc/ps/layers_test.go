@@ -144,6 +144,18 @@ func TestLayersRefuse(t *testing.T) {
 	if _, err := NewLayers(m, client); KindOf(err) != KindTable {
 		t.Errorf("a table of other sizes: %v", err)
 	}
+	layers, err := NewLayers(nn.NewLinear(&nn.Build{}, 3, 3), client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, states := range map[string][]*tensor.Tensor{"no states": nil, "a state of other sizes": {tensor.Zeros(2, 2)}} {
+		if err := layers.Insert(t.Context(), states); KindOf(err) != KindValues {
+			t.Errorf("%s: Insert gave %v", what, err)
+		}
+		if err := layers.Lookup(t.Context(), states); KindOf(err) != KindValues {
+			t.Errorf("%s: Lookup gave %v", what, err)
+		}
+	}
 	if _, err := NewLayers(&nn.ReLU{}, client); KindOf(err) != KindTable {
 		t.Errorf("a model without parameters: %v", err)
 	}
