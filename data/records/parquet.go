@@ -12,9 +12,12 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
-	"github.com/cohort-ml/cohort/data/records/internal/parquet"
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/deprecated"
+	parquetformat "github.com/parquet-go/parquet-go/format"
 )
 
 // openParquet opens the columns of a Parquet file, of which the cache has a copy as lines of JSON: a row
@@ -38,14 +41,14 @@ func parquetLines(ctx context.Context, f *os.File, fields []string) (io.ReadClos
 		return nil, err
 	}
 	var columns []*column
-	for _, c := range file.Root.Children {
-		if len(fields) > 0 && !slices.Contains(fields, c.Name) {
+	for _, c := range file.Root().Columns() {
+		if len(fields) > 0 && !slices.Contains(fields, c.Name()) {
 			continue
 		}
-		col := &column{name: c.Name, node: c}
+		col := &column{name: c.Name(), node: c}
 		if why := col.unreadable(c); why != "" {
 			if len(fields) > 0 {
-				return nil, &Error{Field: c.Name, Detail: why}
+				return nil, &Error{Field: c.Name(), Detail: why}
 			}
 			continue
 		}
@@ -66,37 +69,41 @@ func parquetLines(ctx context.Context, f *os.File, fields []string) (io.ReadClos
 	return r, nil
 }
 
-func openParquetFile(f io.ReaderAt, size int64) (*parquet.File, error) {
-	file, err := parquet.Open(f, size)
-	if err != nil {
-		return nil, &Error{Detail: "is no Parquet file, or is damaged: " + err.Error()}
-	}
-	return file, nil
+// openParquetFile reads the footer. The library panics about some that are damaged.
+func openParquetFile(f io.ReaderAt, size int64) (file *parquet.File, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%v", v)
+		}
+		if err != nil {
+			err = &Error{Detail: "is no Parquet file, or is damaged: " + strings.ReplaceAll(err.Error(), "\n", " ")}
+		}
+	}()
+	return parquet.OpenFile(f, size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 }
 
 // column is a field of a Parquet file.
 type column struct {
 	name   string
-	node   *parquet.Node
+	node   *parquet.Column
 	leaves []*leaf
 	next   int // leaf, while a row is put together
 }
 
 // leaf is a column of values below a field.
 type leaf struct {
-	node   *parquet.Node
-	column *parquet.Column // of the group of rows
-	ahead  *parquet.Value  // read, not used
+	node   *parquet.Column
+	pages  parquet.Pages
+	page   parquet.ValueReader
+	buf    []parquet.Value
+	have   []parquet.Value // read, not used
 	values []parquet.Value // of this row, that are not used yet
 }
 
 // unreadable says why a column is not read, and notes its leaves.
-func (c *column) unreadable(n *parquet.Node) string {
-	if !n.Leaf {
-		if len(n.Children) == 0 {
-			return "has objects without fields, which are not read"
-		}
-		for _, child := range n.Children {
+func (c *column) unreadable(n *parquet.Column) string {
+	if !n.Leaf() {
+		for _, child := range n.Columns() {
 			if why := c.unreadable(child); why != "" {
 				return why
 			}
@@ -104,34 +111,43 @@ func (c *column) unreadable(n *parquet.Node) string {
 		return ""
 	}
 	c.leaves = append(c.leaves, &leaf{node: n})
-	switch {
-	case n.Logical == "" && slices.Contains([]parquet.Kind{parquet.Boolean, parquet.Int32, parquet.Int64, parquet.Float, parquet.Double}, n.Kind),
-		n.Kind == parquet.ByteArray && slices.Contains([]string{"STRING", "ENUM", "JSON"}, n.Logical):
+	t := n.Type()
+	logical := ""
+	if lt := t.LogicalType(); lt != nil && lt.Value != nil {
+		logical = lt.String()
+	} else if ct := t.ConvertedType(); ct != nil && *ct == deprecated.UTF8 {
+		logical = "STRING"
+	}
+	switch k, plain := t.Kind(), logical == "" || strings.HasPrefix(logical, "INT("); {
+	case plain && slices.Contains([]parquet.Kind{parquet.Boolean, parquet.Int32, parquet.Int64, parquet.Float, parquet.Double}, k),
+		k == parquet.ByteArray && slices.Contains([]string{"STRING", "ENUM", "JSON"}, logical):
 		return ""
-	case n.Kind == parquet.ByteArray && n.Logical == "":
+	case k == parquet.ByteArray && logical == "":
 		return "has bytes, which are not read: write it as text"
 	}
-	kind := n.Logical
-	if kind == "" {
-		kind = n.Kind.String()
-	}
-	return "is of the type " + kind + ", which is not read: write it as text or as a number"
+	return "is of the type " + t.String() + ", which is not read: write it as text or as a number"
 }
 
-// writeRows writes all rows.
-func writeRows(ctx context.Context, w *bufio.Writer, file *parquet.File, columns []*column) error {
+// writeRows writes all rows. The library panics about some pages that are damaged.
+func writeRows(ctx context.Context, w *bufio.Writer, file *parquet.File, columns []*column) (err error) {
 	row := 0
-	for _, group := range file.Groups {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%v", v)
+		}
+		if bad := (*Error)(nil); err != nil && !errors.As(err, &bad) && context.Cause(ctx) == nil {
+			err = &Error{Record: row + 1, Detail: "is damaged: " + strings.ReplaceAll(err.Error(), "\n", " ")}
+		}
+	}()
+	for _, group := range file.RowGroups() {
+		chunks := group.ColumnChunks()
 		for _, c := range columns {
 			for _, l := range c.leaves {
-				var err error
-				if l.column, err = group.Column(l.node); err != nil {
-					return &Error{Record: row + 1, Field: c.name, Detail: "is damaged: " + err.Error()}
-				}
-				l.ahead = nil
+				l.pages, l.page, l.have = chunks[l.node.Index()].Pages(), nil, nil
+				defer l.pages.Close()
 			}
 		}
-		for range group.Rows {
+		for range group.NumRows() {
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
@@ -140,7 +156,6 @@ func writeRows(ctx context.Context, w *bufio.Writer, file *parquet.File, columns
 				if i > 0 {
 					line = append(line, ',')
 				}
-				var err error
 				if line, err = c.append(line); err != nil {
 					return &Error{Record: row + 1, Field: c.name, Detail: err.Error()}
 				}
@@ -159,7 +174,7 @@ func writeRows(ctx context.Context, w *bufio.Writer, file *parquet.File, columns
 func (c *column) append(line []byte) ([]byte, error) {
 	for _, l := range c.leaves {
 		if err := l.row(); err != nil {
-			return nil, fmt.Errorf("is damaged: %w", err)
+			return nil, err
 		}
 	}
 	name, err := json.Marshal(c.name)
@@ -187,25 +202,51 @@ func (c *column) values() [][]parquet.Value {
 // row reads the values of the next row: up to the next one that repeats nothing.
 func (l *leaf) row() error {
 	l.values = l.values[:0]
-	if l.ahead != nil {
-		l.values, l.ahead = append(l.values, *l.ahead), nil
-	}
-	for len(l.values) == 0 || l.node.Repetition > 0 {
-		v, err := l.column.Next()
-		if errors.Is(err, io.EOF) && len(l.values) > 0 {
+	for {
+		if len(l.have) == 0 {
+			if err := l.fill(); errors.Is(err, io.EOF) && len(l.values) > 0 {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+		v := l.have[0]
+		if v.RepetitionLevel() == 0 && len(l.values) > 0 {
 			return nil
-		} else if errors.Is(err, io.EOF) {
-			return errors.New("it has fewer values than its group has rows")
-		} else if err != nil {
+		}
+		l.values = append(l.values, v.Clone())
+		l.have = l.have[1:]
+		if l.node.MaxRepetitionLevel() == 0 {
+			return nil
+		}
+	}
+}
+
+// fill reads some values.
+func (l *leaf) fill() error {
+	if l.buf == nil {
+		l.buf = make([]parquet.Value, 256)
+	}
+	for {
+		if l.page == nil {
+			page, err := l.pages.ReadPage()
+			if err != nil {
+				return err
+			}
+			l.page = page.Values()
+		}
+		n, err := l.page.ReadValues(l.buf)
+		if errors.Is(err, io.EOF) {
+			l.page, err = nil, nil
+		}
+		if err != nil {
 			return err
 		}
-		if v.Repetition == 0 && len(l.values) > 0 {
-			l.ahead = &v
+		if n > 0 {
+			l.have = l.buf[:n]
 			return nil
 		}
-		l.values = append(l.values, v)
 	}
-	return nil
 }
 
 // ordered is an object whose fields keep their order.
@@ -237,21 +278,21 @@ func (o ordered) MarshalJSON() ([]byte, error) {
 // value puts a value together from those of the leaves below a node, as Dremel lays them out (Melnik et
 // al. 2010): a node is there if its values are defined up to its level, and its elements begin where
 // values repeat at its level.
-func (c *column) value(n *parquet.Node, leaves [][]parquet.Value) (any, error) {
+func (c *column) value(n *parquet.Column, leaves [][]parquet.Value) (any, error) {
 	first := leaves[0]
 	if len(first) == 0 {
-		return nil, errors.New("is damaged: its parts have different lengths")
+		return nil, errors.New("the columns of a row have different lengths: the file is damaged")
 	}
-	if first[0].Definition < n.Definition {
-		if n.Repeated {
+	if first[0].DefinitionLevel() < n.MaxDefinitionLevel() {
+		if n.Repeated() {
 			return []any{}, nil
 		}
 		return nil, nil
 	}
-	if n.Repeated {
+	if n.Repeated() {
 		list := []any{}
 		for len(leaves[0]) > 0 {
-			part, rest := cutElement(leaves, n.Repetition)
+			part, rest := cutElement(leaves, n.MaxRepetitionLevel())
 			v, err := c.content(n, part)
 			if err != nil {
 				return nil, err
@@ -267,7 +308,7 @@ func (c *column) value(n *parquet.Node, leaves [][]parquet.Value) (any, error) {
 func cutElement(leaves [][]parquet.Value, level int) (part, rest [][]parquet.Value) {
 	for _, values := range leaves {
 		at := min(1, len(values))
-		for at < len(values) && values[at].Repetition > level {
+		for at < len(values) && values[at].RepetitionLevel() > level {
 			at++
 		}
 		part, rest = append(part, values[:at]), append(rest, values[at:])
@@ -276,15 +317,15 @@ func cutElement(leaves [][]parquet.Value, level int) (part, rest [][]parquet.Val
 }
 
 // content is what a node has that is there.
-func (c *column) content(n *parquet.Node, leaves [][]parquet.Value) (any, error) {
-	if n.Leaf {
+func (c *column) content(n *parquet.Column, leaves [][]parquet.Value) (any, error) {
+	if n.Leaf() {
 		return leafValue(n, leaves[0][0])
 	}
-	children := n.Children
+	children := n.Columns()
 	// A list has a repeated node with the element in it.
-	if len(children) == 1 && children[0].Repeated {
+	if len(children) == 1 && children[0].Repeated() {
 		list := children[0]
-		if inner := list.Children; len(inner) == 1 && (list.Name == "list" || list.Name == "bag" || list.Name == "array") {
+		if inner := list.Columns(); len(inner) == 1 && (list.Name() == "list" || list.Name() == "bag" || list.Name() == "array") {
 			v, err := c.value(list, leaves)
 			if elements, ok := v.([]any); ok {
 				for i, e := range elements {
@@ -308,45 +349,54 @@ func (c *column) content(n *parquet.Node, leaves [][]parquet.Value) (any, error)
 		o = append(o, struct {
 			name  string
 			value any
-		}{child.Name, v})
+		}{child.Name(), v})
 		at += num
 	}
 	return o, nil
 }
 
-func countLeaves(n *parquet.Node) int {
-	if n.Leaf {
+func countLeaves(n *parquet.Column) int {
+	if n.Leaf() {
 		return 1
 	}
 	num := 0
-	for _, c := range n.Children {
+	for _, c := range n.Columns() {
 		num += countLeaves(c)
 	}
 	return num
 }
 
 // leafValue is a value as JSON has it. What JSON has not, NaN and infinities, is null.
-func leafValue(n *parquet.Node, v parquet.Value) (any, error) {
-	switch n.Kind {
-	case parquet.Boolean:
-		return v.Bits != 0, nil
-	case parquet.Int32:
-		if n.Unsigned {
-			return uint32(v.Bits), nil
+func leafValue(n *parquet.Column, v parquet.Value) (any, error) {
+	signed := true
+	if lt := n.Type().LogicalType(); lt != nil {
+		if whole, ok := lt.Value.(*parquetformat.IntType); ok {
+			signed = whole.IsSigned
 		}
-		return int32(v.Bits), nil
-	case parquet.Int64:
-		if n.Unsigned {
-			return v.Bits, nil
-		}
-		return int64(v.Bits), nil
-	case parquet.Float, parquet.Double:
-		return finite(v.Double(n.Kind)), nil
 	}
-	if !utf8.Valid(v.Text) {
+	switch v.Kind() {
+	case parquet.Boolean:
+		return v.Boolean(), nil
+	case parquet.Int32:
+		if !signed {
+			return v.Uint32(), nil
+		}
+		return v.Int32(), nil
+	case parquet.Int64:
+		if !signed {
+			return v.Uint64(), nil
+		}
+		return v.Int64(), nil
+	case parquet.Float:
+		return finite(float64(v.Float())), nil
+	case parquet.Double:
+		return finite(v.Double()), nil
+	}
+	text := v.ByteArray()
+	if !utf8.Valid(text) {
 		return nil, errors.New("is no UTF-8")
 	}
-	return string(v.Text), nil
+	return string(text), nil
 }
 
 func finite(f float64) any {

@@ -55,10 +55,9 @@ var (
 	external = map[string][]string{
 		"cmd":   {"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/pelletier/go-toml/v2", "golang.org/x/term"},
 		"train": {"golang.org/x/term"},
-		// Compressed files.
-		"data/records":                  {"github.com/klauspost/compress"},
-		"data/records/internal/parquet": {"github.com/klauspost/compress", "github.com/andybalholm/brotli"},
-		"examples":                      {},
+		// Compressed files and Parquet.
+		"data/records": {"github.com/klauspost/compress", "github.com/parquet-go/parquet-go"},
+		"examples":     {},
 		// Unicode's normal forms, which tokenizers ask for.
 		"data/tokenizer": {"golang.org/x/text"},
 		// Calls of C libraries, which only a build with a tag has.

@@ -73,32 +73,4 @@ shards = webdataset.WebDataset(str(here / "shard.tar"), shardshuffle=False, empt
 golden["shard.tar"] = [plain(s) for s in shards.decode(only=["txt", "json", "cls"])]
 (here / "shard.tar.gz").write_bytes(gzip.compress((here / "shard.tar").read_bytes(), mtime=0))
 golden["shard.tar.gz"] = golden["shard.tar"]
-# Every encoding of values and every codec, in columns of more values than a block of differences has.
-numbers = random.Random(2)
-text = pa.array([None if i % 17 == 5 else numbers.choice(words) + "/" * numbers.randint(0, 3) + str(i // 7) for i in range(140)])
-columns = {
-    "text": text, "text_lengths": text, "text_deltas": text, "text_dictionary": text,
-    "ok": pa.array([None if i % 9 == 4 else i % 50 < 31 for i in range(140)]), "ok_runs": pa.array([i % 50 < 31 for i in range(140)]),
-    "u8": pa.array([numbers.randint(0, 255) for _ in range(140)], pa.uint8()), "i16": pa.array([numbers.randint(-2**15, 2**15 - 1) for _ in range(140)], pa.int16()),
-    "i32_deltas": pa.array([numbers.choice([-2**31, 2**31 - 1, i, None]) for i in range(140)], pa.int32()),
-    "i64_deltas": pa.array([numbers.choice([-2**63, 2**63 - 1, 1000 + i]) for i in range(140)], pa.int64()),
-    "u64": pa.array([numbers.choice([0, 2**64 - 1, i]) for i in range(140)], pa.uint64()), "i32_split": pa.array(range(140), pa.int32()),
-    "f32_split": pa.array([i / 8 for i in range(140)], pa.float32()), "f64_split": pa.array([None if i % 5 == 0 else i / 3 for i in range(140)], pa.float64()),
-    "f64": pa.array([numbers.choice([0.5, -7.25, 1e-300]) for _ in range(140)], pa.float64()), "none": pa.array([None] * 140, pa.string()),
-    "lists": pa.array([[1] * (i % 4) if i % 6 else None for i in range(140)], pa.list_(pa.int16())),
-    "pairs": pa.array([[(f"k{k}", i) for k in range(i % 3)] for i in range(140)], pa.map_(pa.string(), pa.int32())),
-}
-encodings = {
-    "text": "PLAIN", "text_lengths": "DELTA_LENGTH_BYTE_ARRAY", "text_deltas": "DELTA_BYTE_ARRAY", "ok": "PLAIN", "ok_runs": "RLE",
-    "i32_deltas": "DELTA_BINARY_PACKED", "i64_deltas": "DELTA_BINARY_PACKED", "i32_split": "BYTE_STREAM_SPLIT", "f32_split": "BYTE_STREAM_SPLIT", "f64_split": "BYTE_STREAM_SPLIT",
-}
-codecs = ["snappy", "gzip", "brotli", "zstd", "lz4", "none"]
-every = pa.table(columns)
-for version in ["1.0", "2.0"]:
-    # A column of lists has the path lists.list.element, and pairs have two.
-    paths = [c for name in columns for c in {"lists": ["lists.list.element"], "pairs": ["pairs.key_value.key", "pairs.key_value.value"]}.get(name, [name])]
-    pq.write_table(every, here / f"every{version[0]}.parquet", compression={c: codecs[(i + int(version[0])) % 6] for i, c in enumerate(paths)}, data_page_version=version,
-        use_dictionary=["text_dictionary", "u8", "lists.list.element", "none"], column_encoding=encodings, row_group_size=135, data_page_size=600, write_batch_size=50, write_page_checksum=True)
-    golden[f"every{version[0]}.parquet"] = [
-        r | {"pairs": [{"key": k, "value": v} for k, v in r["pairs"]]} for r in pq.read_table(here / f"every{version[0]}.parquet").to_pylist()]
 (here / "golden.json").write_text(json.dumps(golden) + "\n")
