@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"unicode"
 
 	"golang.org/x/term"
+
+	"github.com/cohort-ml/cohort/monitor/history"
 )
 
 // Console reports to a person: on a terminal one line that is written over,
@@ -29,6 +32,7 @@ type Console struct {
 	validation string  // the metric that counts
 	beside     string  // what it stands beside at the end
 	loss       float64 // smoothed
+	trail      trail   // of the loss, where there is a terminal
 	open       bool    // the live line is on the screen
 }
 
@@ -113,6 +117,9 @@ func (c *Console) Step(s Step) {
 	if isFinite(s.Loss) {
 		c.loss += 0.1 * (s.Loss - c.loss)
 	}
+	if c.terminal {
+		c.trail.add(s.Loss)
+	}
 	interval := plainInterval
 	if c.terminal {
 		interval = liveInterval
@@ -131,7 +138,8 @@ func (c *Console) line(s Step, now time.Time) {
 		elapsed = s.Duration
 	}
 	left := time.Duration(float64(elapsed) / float64(done) * float64(c.steps-s.Step))
-	text := fmt.Sprintf("step %*d/%d  loss %.3f", len(fmt.Sprint(c.steps)), s.Step, c.steps, c.loss)
+	head := fmt.Sprintf("step %*d/%d  loss %.3f", len(fmt.Sprint(c.steps)), s.Step, c.steps, c.loss)
+	text := ""
 	if c.validation != "" {
 		text += "  validation " + c.validation
 	}
@@ -150,14 +158,82 @@ func (c *Console) line(s Step, now time.Time) {
 	}
 	if c.terminal {
 		// A line that goes on in the next row could not be written over.
-		if width := c.width(); width > 0 && len(text) >= width {
-			text = strings.ToValidUTF8(text[:width-1], "")
+		width := cmp.Or(c.width(), usualWidth)
+		if room := min(width-2-columns(head+text), mostSparks); room >= leastSparks {
+			head += " " + c.trail.sparkline(room)
 		}
-		fmt.Fprintf(c.w, "\r\x1b[K%s", text)
+		fmt.Fprintf(c.w, "\r\x1b[K%s", cutToColumns(head+text, width-1))
 		c.open = true
 	} else {
-		fmt.Fprintln(c.w, text)
+		fmt.Fprintln(c.w, head+text)
 	}
+}
+
+// The live line has a small picture of the loss, if there is room.
+const (
+	leastSparks = 8
+	mostSparks  = 24
+	usualWidth  = 80  // of a terminal that does not say it
+	maxTrail    = 128 // points
+)
+
+// trail is how the loss went so far, in at most maxTrail points of as many steps each. The zero value is empty.
+type trail struct {
+	points []history.Step
+	stride int // steps of a point
+}
+
+func (t *trail) add(loss float64) {
+	t.stride = max(1, t.stride)
+	s := history.Step{Steps: 1, Loss: history.Number(loss)}
+	if !isFinite(loss) {
+		s.NonFinite = 1
+	}
+	if n := len(t.points); n > 0 && t.points[n-1].Steps < t.stride {
+		t.points[n-1] = joined(t.points[n-1], s)
+		return
+	}
+	if len(t.points) == maxTrail {
+		for i := range maxTrail / 2 {
+			t.points[i] = joined(t.points[2*i], t.points[2*i+1])
+		}
+		t.points, t.stride = t.points[:maxTrail/2], 2*t.stride
+	}
+	t.points = append(t.points, s)
+}
+
+// joined is a point of the steps of two.
+func joined(a, b history.Step) history.Step {
+	return history.Step{Steps: a.Steps + b.Steps, NonFinite: a.NonFinite + b.NonFinite, Loss: history.MeanLoss([]history.Step{a, b})}
+}
+
+func (t *trail) sparkline(width int) string { return history.Sparkline(t.points, width) }
+
+// columns is how many columns of a terminal a text takes at most: two for a character that is not ASCII, but for
+// those of sparklines.
+func columns(text string) (n int) {
+	for _, r := range text {
+		n += columnsOf(r)
+	}
+	return n
+}
+
+func columnsOf(r rune) int {
+	if r < 0x80 || r >= '▁' && r <= '█' || r == '×' {
+		return 1
+	}
+	return 2
+}
+
+// cutToColumns cuts a text to so many columns.
+func cutToColumns(text string, width int) string {
+	n := 0
+	for i, r := range text {
+		if n += columnsOf(r); n > width {
+			return text[:i]
+		}
+	}
+	return text
 }
 
 func thousands(v float64) string {

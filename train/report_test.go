@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
+
+	"github.com/cohort-ml/cohort/monitor/history"
 )
 
 // clock is a time that a test sets.
@@ -96,7 +99,7 @@ func TestConsoleOnTerminal(t *testing.T) {
 // TestConsoleOnNarrowTerminal: the live line stays in its row, where it can be
 // written over.
 func TestConsoleOnNarrowTerminal(t *testing.T) {
-	for _, width := range []int{1, 20, 48} {
+	for _, width := range []int{1, 20, 48, 80} {
 		var b bytes.Buffer
 		c := &clock{time.Unix(1000, 0)}
 		console := NewConsole(&b, true, "cohort")
@@ -104,13 +107,38 @@ func TestConsoleOnNarrowTerminal(t *testing.T) {
 		drive(console, c)
 		live := strings.Split(b.String(), "\r\x1b[K")[1:]
 		for _, line := range live {
-			if line, _, _ = strings.Cut(line, "\n"); len(line) >= width {
+			if line, _, _ = strings.Cut(line, "\n"); utf8.RuneCountInString(line) >= width || !utf8.ValidString(line) {
 				t.Errorf("%d columns: the line %q", width, line)
 			}
+		}
+		if spark := "loss 3.890 █▁  2000"; strings.Contains(b.String(), spark) != (width >= 48) {
+			t.Errorf("%d columns: a sparkline is there or not:\n%q", width, b.String())
 		}
 		if want := "step 11/14  loss 3.900"[:min(22, width-1)]; !strings.HasPrefix(live[0], want) {
 			t.Errorf("%d columns: %q, want %q", width, live[0], want)
 		}
+	}
+}
+
+// TestTrail: a long run keeps few points, whose mean is that of all losses, and the picture falls as the loss does.
+func TestTrail(t *testing.T) {
+	var tr trail
+	sum := 0.0
+	for i := range 10_000 {
+		loss := 5 - float64(i)/4000
+		sum += loss
+		if tr.add(loss); i%100 == 0 {
+			tr.add(math.NaN())
+		}
+	}
+	if mean := float64(history.MeanLoss(tr.points)); len(tr.points) > maxTrail || math.Abs(mean-sum/10_000) > 1e-9 {
+		t.Errorf("%d points with a mean of %v, want %v", len(tr.points), mean, sum/10_000)
+	}
+	if got := tr.sparkline(8); got != "█▇▆▅▄▃▂▁" {
+		t.Errorf("got %s", got)
+	}
+	if got := cutToColumns("step 1  日本語 ▁▂▃", 13); got != "step 1  日本" || columns(got) != 12 {
+		t.Errorf("got %q of %d columns", got, columns(got))
 	}
 }
 
