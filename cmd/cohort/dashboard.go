@@ -60,7 +60,8 @@ func (f *dashboardFlag) serve(title string, runs []string, job *dashboard.Job, s
 	s, err := dashboard.Listen(dashboard.Options{
 		Metrics: scraped,
 		Addr:    f.addr, Title: title, Runs: runs, Job: job, Tell: say,
-		Settings: func(dir string) (map[string]string, error) { return settingsOf(filepath.Join(dir, "config.toml")) },
+		Settings:    func(dir string) (map[string]string, error) { return settingsOf(filepath.Join(dir, "config.toml")) },
+		Environment: environmentOf,
 	})
 	if err != nil {
 		return nil, err

@@ -138,9 +138,34 @@ func readRuns(dirs []string) ([]report.Run, error) {
 		if r.Settings, err = settingsOf(filepath.Join(dir, "config.toml")); err != nil {
 			return nil, fmt.Errorf("report: %w", err)
 		}
+		if r.Environment, err = environmentOf(dir); err != nil {
+			return nil, fmt.Errorf("report: %w", err)
+		}
 		runs = append(runs, r)
 	}
 	return runs, nil
+}
+
+// environmentFile is where cohort env export may have written the environment of a run: in its directory.
+const environmentFile = "environment.toml"
+
+// environmentOf reads the environment of a run, nil if its directory has none.
+func environmentOf(dir string) (map[string]string, error) {
+	path := filepath.Join(dir, environmentFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	f, err := readEnvFile(path)
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]string{}
+	for section, of := range f.Map() {
+		for name, v := range of {
+			values[section+"."+name] = v
+		}
+	}
+	return values, nil
 }
 
 // settingsOf reads the settings of a run, nil if it has no file of them.

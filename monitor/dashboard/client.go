@@ -39,7 +39,7 @@ func Dial(address string) (*Client, error) {
 
 // Open returns a client of runs in directories of this machine.
 func Open(title string, dirs []string) *Client {
-	return &Client{runs: newRuns(dirs, nil), d: report.Data{Title: title}}
+	return &Client{runs: newRuns(dirs, nil, nil), d: report.Data{Title: title}}
 }
 
 // Close ends the client.

@@ -16,26 +16,32 @@ import (
 
 // runs are the runs of a server.
 type runs struct {
-	mu       sync.Mutex
-	settings func(dir string) (map[string]string, error)
-	list     []*run
+	mu          sync.Mutex
+	settings    func(dir string) (map[string]string, error)
+	environment func(dir string) (map[string]string, error)
+	list        []*run
 }
 
 // run is a run that is followed.
 type run struct {
-	dir      string
-	follower *history.Follower
-	trouble  string
-	version  int // grows whenever something has changed
-	settings map[string]string
-	asked    int // the generation in which the settings were read
+	dir         string
+	follower    *history.Follower
+	trouble     string
+	version     int // grows whenever something has changed
+	settings    map[string]string
+	environment map[string]string
+	asked       int // the generation in which the settings were read
 }
 
-func newRuns(dirs []string, settings func(dir string) (map[string]string, error)) *runs {
+func newRuns(dirs []string, settings, environment func(dir string) (map[string]string, error)) *runs {
+	none := func(string) (map[string]string, error) { return nil, nil }
 	if settings == nil {
-		settings = func(string) (map[string]string, error) { return nil, nil }
+		settings = none
 	}
-	all := &runs{settings: settings}
+	if environment == nil {
+		environment = none
+	}
+	all := &runs{settings: settings, environment: environment}
 	for _, dir := range dirs {
 		all.list = append(all.list, &run{dir: dir, follower: history.Follow(dir), asked: -1})
 	}
@@ -64,6 +70,7 @@ func (all *runs) poll() {
 		if r.follower.Generation() != r.asked {
 			r.asked = r.follower.Generation()
 			r.settings, _ = all.settings(r.dir) // a run without settings is shown without
+			r.environment, _ = all.environment(r.dir)
 		}
 		if changed || trouble != r.trouble {
 			r.trouble = trouble
@@ -159,7 +166,7 @@ func (all *runs) add(to *report.Data, known cursor) cursor {
 	if changed && len(all.list) > 1 {
 		var several []report.Run
 		for _, r := range all.list {
-			several = append(several, report.Run{Name: r.dir, History: r.follower.History(), Settings: r.settings})
+			several = append(several, report.Run{Name: r.dir, History: r.follower.History(), Settings: r.settings, Environment: r.environment})
 		}
 		to.Differ = report.Differences(several)
 	}

@@ -37,6 +37,8 @@ type Options struct {
 	Runs []string
 	// Settings reads the settings of a run's directory, nil if they are not known. May be nil.
 	Settings func(dir string) (map[string]string, error)
+	// Environment reads the fingerprint of a run's environment, nil if it is not known. May be nil.
+	Environment func(dir string) (map[string]string, error)
 	// Job is the job whose ranks the page shows; nil for runs alone.
 	Job *Job
 	// Metrics answers /metrics; nil for nothing there.
@@ -81,7 +83,7 @@ func Listen(o Options) (*Server, error) {
 		return nil, fmt.Errorf("dashboard: %w: choose another address, or port 0 for a free one", err)
 	}
 	s := &Server{
-		o: o, runs: newRuns(o.Runs, o.Settings), requests: newBucket(requestRate, 5*requestRate), bytes: newBucket(byteRate, byteBurst),
+		o: o, runs: newRuns(o.Runs, o.Settings, o.Environment), requests: newBucket(requestRate, 5*requestRate), bytes: newBucket(byteRate, byteBurst),
 		slots: make(chan struct{}, maxRequests), refusal: map[string]int{},
 	}
 	s.listener = &limitedListener{

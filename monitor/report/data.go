@@ -133,6 +133,7 @@ func Differences(runs []Run) []Difference {
 		maps.Copy(values[i], environment(r.History))
 	}
 	all := differing(values, func(name string) string { return name + " (as it ran)" })
+	all = append(all, differing(environments(runs), func(name string) string { return name + " (environment)" })...)
 	for i, r := range runs {
 		if r.Settings == nil { // nothing is known of this run
 			return all
@@ -140,6 +141,20 @@ func Differences(runs []Run) []Difference {
 		values[i] = r.Settings
 	}
 	return append(differing(values, func(name string) string { return name }), all...)
+}
+
+// environments are the fingerprints of the runs, those that have one; nil if fewer than two have.
+func environments(runs []Run) []map[string]string {
+	all, n := make([]map[string]string, len(runs)), 0
+	for i, r := range runs {
+		if all[i] = r.Environment; r.Environment != nil {
+			n++
+		}
+	}
+	if n < 2 {
+		return nil
+	}
+	return all
 }
 
 // environment is what a history says of the machine and the way of training.
@@ -165,10 +180,14 @@ func differing(values []map[string]string, label func(string) string) []Differen
 	all := []Difference{}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		d := Difference{Name: label(name)}
+		var known []string // of the maps that say something
 		for _, v := range values {
 			d.Values = append(d.Values, v[name])
+			if v != nil {
+				known = append(known, v[name])
+			}
 		}
-		if slices.ContainsFunc(d.Values, func(v string) bool { return v != d.Values[0] }) {
+		if slices.ContainsFunc(known, func(v string) bool { return v != known[0] }) {
 			all = append(all, d)
 		}
 	}

@@ -143,13 +143,19 @@ func slowest(h *history.History) Verdict {
 		}
 	}
 	why := w.longer(rank)
+	named := false
 	for r, n := range w.slow { // the ranks' own comparison, which knows more
 		if 2*n > w.records {
-			rank, why = r, w.why[r]
+			rank, why, named = r, w.why[r], true
 			share = max(w.late[r]/(w.seconds*float64(w.n-1)), slowRankShare)
 		}
 	}
 	if share < slowRankShare {
+		return v
+	}
+	if own := w.byRank["waiting"]; !named && own != nil && own[rank]/w.seconds > share/2 { // who is late waits itself
+		v.State, v.Answer = Look, "nobody in particular"
+		v.Why += ", in turns: the work is uneven, or others use the cores or the links"
 		return v
 	}
 	v.State, v.Answer = Look, fmt.Sprintf("rank %d", rank)

@@ -15,6 +15,9 @@ type Run struct {
 	Name     string // its directory
 	History  *history.History
 	Settings map[string]string // by the names of flags; nil if they are not known
+	// Environment is the fingerprint that cohort env export has written to the run's directory, by names such
+	// as "go.version"; nil if there is none.
+	Environment map[string]string
 }
 
 // Summary is what people ask first of a run. Numbers that are not known are NaN, which is null in
@@ -36,6 +39,7 @@ type Summary struct {
 	Unit       string         `json:"unit,omitempty"`
 	PerSecond  history.Number `json:"per_second"` // units, median of the records
 	StepMS     history.Number `json:"step_ms"`    // median of the records
+	NowMS      history.Number `json:"now_ms"`     // median of the last records, of a step
 	Time       Time           `json:"time"`
 	Goodput    *Goodput       `json:"goodput,omitempty"`
 	Restarts   int            `json:"restarts"`
@@ -77,6 +81,7 @@ func Summarize(r Run) Summary {
 			rates, durations = append(rates, float64(step.Size)/step.Seconds), append(durations, 1e3*step.Seconds/float64(step.Steps))
 		}
 	}
+	s.NowMS = median(slices.Clone(durations[max(0, len(durations)-nowRecords):]))
 	s.PerSecond, s.StepMS = median(rates), median(durations)
 	s.Validation = validation(h.Evaluations)
 	if n := len(h.Saved); n > 0 {
@@ -174,11 +179,15 @@ func lastBefore(h *history.History, moment history.Seconds) history.Seconds {
 	return last
 }
 
+// nowRecords is of how many of the last records the speed is that of now.
+const nowRecords = 30
+
 // Limits from which a reading is a doubt.
 const (
 	worseBy   = 0.02 // of the best value, for overfitting
 	lostShare = 0.05 // of the time, for restarts
 	slowShare = 0.25 // of the time outside of steps
+	slowerBy  = 0.15 // of the usual time of a step, for the last steps
 )
 
 // doubts says what somebody should look at, each in a sentence.

@@ -90,6 +90,15 @@ func (s *Summary) speed() Verdict {
 		v.Answer = fmt.Sprintf("%s %s/s", rate(s.PerSecond), s.Unit)
 		v.Why = number(s.StepMS) + " ms a step; "
 	}
+	if slower := float64(s.NowMS/s.StepMS) - 1; s.Done > minJudged && slower > slowerBy {
+		v.State = Look
+		v.Answer = fmt.Sprintf("now %s ms a step, %.0f %% slower", number(s.NowMS), 100*slower)
+		v.Why = fmt.Sprintf("usually %s ms a step; ", number(s.StepMS))
+		if s.Unit != "" {
+			v.Answer = fmt.Sprintf("now %s %s/s, %.0f %% slower", rate(s.PerSecond*s.StepMS/s.NowMS), s.Unit, 100*slower)
+			v.Why = fmt.Sprintf("usually %s %s/s; a step takes %s ms, usually %s ms; ", rate(s.PerSecond), s.Unit, number(s.NowMS), number(s.StepMS))
+		}
+	}
 	v.Why += s.Time.String()
 	if other, total := float64(s.Time.Other), float64(s.Time.Total); s.Done > minJudged && total > 0 && other > slowShare*total {
 		v.State = Look

@@ -149,7 +149,7 @@ class Chart {
 		this.plot = new uPlot({
 			width: Math.max(200, this.figure.clientWidth - 18), height: this.height,
 			scales: { x: { time: false }, y: { distr: logarithmic && this.kind.canLog ? 3 : 1, range: this.kind.zero ? (u, low, high) => [0, high > 0 ? high * 1.1 : 1] : undefined } },
-			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30, values: (u, ticks) => ticks.map(short) }, { ...axis, size: 62, values: (u, ticks) => ticks.map(short) }],
+			axes: [{ ...axis, label: by === "time" ? "minutes" : by, labelSize: 18, size: 30, values: (u, ticks) => ticks.map(short) }, { ...axis, size: 62, space: this.height < 170 ? 20 : 30, values: (u, ticks) => ticks.map(short) }],
 			series, legend: { live: true, show: this.height > 170 }, hooks: this.kind.marks ? { draw: [marks] } : {},
 			cursor: { drag: { x: true, y: false } },
 		}, joined, this.figure);
@@ -171,7 +171,7 @@ function makeCurves() {
 	const place = byId("glance-charts");
 	glance = [new Chart(kinds.loss, place, 230)];
 	const row = element("div", "", place, "beside");
-	glance.push(new Chart(kinds.validation, row, 120), new Chart(kinds.speed, row, 120));
+	glance.push(new Chart(kinds.validation, row, 150), new Chart(kinds.speed, row, 150));
 	const controls = document.querySelector("#curves .controls"), charts = document.querySelector("#curves .charts");
 	const choose = element("select", "", element("label", "curves by", controls));
 	for (const value of ["step", "time", "epoch"]) element("option", value, choose).value = value;

@@ -2,7 +2,7 @@
 const kindsOfTime = [
 	["compute", "#2f6fd0", ["forward", "backward", "optimizer"]], ["communication", "#c7761c", ["communication"]], ["waiting", "#c0392b", ["waiting"]], ["data", "#1d8a6b", ["data"]],
 	["checkpoint", "#8a6d3b", ["checkpoint"]], ["evaluation", "#5f8f2e", ["evaluation"]], ["other", "#7d8694", ["other"]],
-	["starting", "#8e6bbf", []], ["done again", "#8c1c2e", []], ["stopped", "#3f4650", []], ["not measured", "#a9b1bd", []],
+	["starting", "#8e6bbf", []], ["done again", "#8c1c2e", []], ["stopped", "#b8960c", []], ["not measured", "#a9b1bd", []],
 ];
 
 // lastSign is when a run last told something before a moment.

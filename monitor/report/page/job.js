@@ -75,7 +75,9 @@ class RankMap {
 			if (this.cell.w < 15 || this.cell.h < 13) return;
 			ctx.fillStyle = style("--page");
 			ctx.font = `600 ${Math.min(13, this.cell.h - 3)}px system-ui, sans-serif`;
-			ctx.fillText(ctx.measureText(`${r.rank}${s.mark}`).width < this.cell.w - 2 ? `${r.rank}${s.mark}` : this.cell.w > 22 && s.mark ? s.mark : this.cell.w > 22 ? String(r.rank) : s.mark, left + this.cell.w / 2, top + this.cell.h / 2);
+			const text = this.cell.w > 22 ? `${r.rank}${s.mark}` : s.mark, wide = ctx.measureText(text).width, most = this.cell.w - 2 * gap - 2;
+			if (wide > most) ctx.font = `600 ${Math.floor(Math.min(13, this.cell.h - 3) * most / wide)}px system-ui, sans-serif`;
+			ctx.fillText(text, left + this.cell.w / 2, top + this.cell.h / 2);
 		});
 		this.legend.replaceChildren(...Object.values(states).filter((s) => count[s.text]).map((s) => {
 			const li = element("li", "");
