@@ -118,7 +118,8 @@ func topLive(ctx context.Context, c *dashboard.Client, f *os.File) error {
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
 	defer signal.Stop(resized)
-	const enter, leave = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"
+	// Without wrapping (?7l), what is wider than a very narrow terminal is cut off.
+	const enter, leave = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 	if _, err := io.WriteString(f, enter); err != nil {
 		return err
 	}
@@ -140,7 +141,8 @@ func topLive(ctx context.Context, c *dashboard.Client, f *os.File) error {
 		if err != nil || columns < 1 || rows < 1 {
 			columns, rows = 80, 24
 		}
-		if _, err := io.WriteString(f, picture(report.Frame(last, columns, rows))); err != nil {
+		lines := report.Frame(last, columns, rows)
+		if _, err := io.WriteString(f, picture(lines[:min(len(lines), rows)])); err != nil {
 			return err
 		}
 		select {
