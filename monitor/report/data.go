@@ -99,15 +99,17 @@ const maxNotes = 500
 // RunDataOf returns what the page shows of a run, whose history may be nil.
 func RunDataOf(index int, r Run) RunData {
 	d := RunData{
-		Index: index, Name: r.Name, Settings: r.Settings, Verdicts: Verdicts(r.History),
+		Index: index, Name: r.Name, Settings: r.Settings,
 		Starts: []history.Run{}, Steps: []history.Step{}, Evaluations: []history.Evaluation{}, Saved: []history.Saved{}, Notes: []history.Note{}, Lost: []history.Lost{},
 		Ranks: []history.Ranks{}, Values: []history.Value{}, Samples: []history.Sample{}, Spikes: []Spike{}, Readings: Readings(r.History),
 	}
 	h := r.History
 	if h == nil {
+		d.Verdicts = Verdicts(nil)
 		return d
 	}
 	s := Summarize(r)
+	d.Verdicts = s.verdicts(h)
 	d.Summary, d.Unit, d.Begun, d.End = &s, h.Runs[len(h.Runs)-1].Unit, h.Runs[0].Time, h.End
 	d.Starts, d.Steps, d.Evaluations = orEmpty(h.Runs), orEmpty(h.Steps), orEmpty(h.Evaluations)
 	d.Saved, d.Notes, d.Lost = orEmpty(h.Saved), orEmpty(h.Notes), orEmpty(h.Lost)

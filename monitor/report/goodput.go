@@ -43,20 +43,28 @@ func goodputOf(h *history.History) *Goodput {
 	}
 	n := h.Ranks[len(h.Ranks)-1].NumRanks()
 	g := &Goodput{Phases: map[string]float64{}, ByRank: make([]map[string]float64, min(n, maxByRank))}
-	for r := range g.ByRank {
-		g.ByRank[r] = map[string]float64{}
-	}
+	byRank := map[string][]float64{} // by phase: of a record with many ranks, a map for each rank is slow
 	late, seconds, why := make([]float64, n), 0.0, map[int]string{}
 	for i := range h.Ranks {
 		r := &h.Ranks[i]
 		same := r.NumRanks() == n
 		for name, column := range r.Phases {
-			for rank, v := range column {
-				g.Phases[name] += v
-				g.Seconds += v
-				if same && rank < len(g.ByRank) {
-					g.ByRank[rank][name] += v
-				}
+			sum := 0.0
+			for _, v := range column {
+				sum += v
+			}
+			g.Phases[name] += sum
+			g.Seconds += sum
+			if !same {
+				continue
+			}
+			to := byRank[name]
+			if to == nil {
+				to = make([]float64, len(g.ByRank))
+				byRank[name] = to
+			}
+			for rank, v := range column[:len(to)] {
+				to[rank] += v
 			}
 		}
 		for _, v := range r.Hidden {
@@ -71,6 +79,12 @@ func goodputOf(h *history.History) *Goodput {
 		}
 		if s := r.Slow; s != nil {
 			why[s.Rank] = s.Why
+		}
+	}
+	for rank := range g.ByRank {
+		g.ByRank[rank] = map[string]float64{}
+		for name, of := range byRank {
+			g.ByRank[rank][name] = of[rank]
 		}
 	}
 	if n > 1 && seconds > 0 {

@@ -34,6 +34,11 @@ func Verdicts(h *history.History) []Verdict {
 		return []Verdict{{"Is it learning?", Unknown, "no step yet", "the run has not begun to write its history"}}
 	}
 	s := Summarize(Run{History: h})
+	return s.verdicts(h)
+}
+
+// verdicts returns the answers that follow from a summary and its history.
+func (s *Summary) verdicts(h *history.History) []Verdict {
 	return []Verdict{s.learning(), s.overfitting(), s.speed(), slowest(h), restarts(h)}
 }
 
