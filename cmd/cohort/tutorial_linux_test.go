@@ -30,7 +30,9 @@ var inputs = map[string]func(dir string) error{
 	"notes.txt": func(path string) error {
 		return os.WriteFile(path, []byte(strings.Repeat("We met at noon and spoke of many things, of ships and shoes and sealing wax.\n", 2000)), 0o644)
 	},
-	"clicks.csv": func(path string) error { return writeTable(path, table.DefaultGenerated()) },
+	"clicks.csv": func(path string) error {
+		return writeTable(path, table.Generated{Rows: 20_000, Users: 500, Items: 300})
+	},
 	"new.csv": func(path string) error {
 		return writeTable(path, table.Generated{Rows: 1000, Users: 500, Items: 300, Seed: 2})
 	},
@@ -79,12 +81,14 @@ func writeTable(path string, g table.Generated) error {
 var (
 	named      = regexp.MustCompile("(?ms)^```(?:toml|python)\n# (\\S+)\n(.*?)^```$")
 	listed     = regexp.MustCompile(`(?m)^\| \[[^]]*\]\(([a-z-]+\.md)\)`)
-	notHere    = regexp.MustCompile(`(?m)^(?:go test \./\.\.\.|cohort bench ).*$`) // CI's, and minutes of measuring
+	notHere    = regexp.MustCompile(`^(?:go test \./\.\.\.|cohort bench )`) // CI's, and minutes of measuring
 	addressed  = regexp.MustCompile(`\b10\.\d+\.\d+\.\d+`)
 	isPython   = regexp.MustCompile(`(?m)^.*\.py\b.*$`)
-	trainsLM   = regexp.MustCompile(`(?m)^(?:cohort|go run \./cmd/cohort) train lm(.*)$`)
+	trains     = regexp.MustCompile(`^cohort train (lm|rec|vision)\b`)
 	forMinutes = regexp.MustCompile(`--steps \d{4,}`) // time to watch
-	trainsNet  = regexp.MustCompile(`(?m)^go run \./examples/resnet$`)
+	// testFlags are those of tests that do more with them. Without one, a page runs what step test runs.
+	testFlags = regexp.MustCompile(` (?:-pytorch\.all|-positions|-draws|-bench)\b|COHORT_TEST`)
+	draws     = regexp.MustCompile(`-draws \d+`)
 )
 
 // widened matches the tests that run more with -pytorch.all. The others are CI's.
@@ -95,8 +99,8 @@ const widened = "'PyTorch(Dies|SaidWrong|Operations|Wrapped)'"
 // lists them. The first and the second half of the pages run side by side, each in a
 // directory that looks like the repository
 // and has the files of a reader's own of which they speak; files that a page shows are written
-// when it is read. Every command must end well. A language
-// model, and a ResNet, is trained for a few steps only, and evaluated on little text. Where there is no Python, its programs
+// when it is read. Every command must end well. Models are trained for a few steps only, on few
+// rows, and evaluated on little text; tests that step test runs in the same way are left out. Where there is no Python, its programs
 // are left out, and so are blocks for several machines, which are those that name
 // one by address. It takes minutes, and so runs on demand:
 // go test -run TestTutorials ./cmd/cohort -docs
@@ -150,23 +154,52 @@ func runPage(t *testing.T, dir string, env []string, page string) {
 		if addressed.Match(m[1]) {
 			continue
 		}
-		script := trainsLM.ReplaceAllStringFunc(notHere.ReplaceAllString(string(m[1]), ""), func(line string) string {
-			command, _, _ := strings.Cut(line, " #")
-			if !strings.Contains(command, "--eval-tokens") {
-				command += " --eval-tokens 4096"
+		lines := strings.Split(string(m[1]), "\n")
+		for i, line := range lines {
+			if filepath.Base(page) != "README.md" { // there the reader builds the command
+				line = strings.Replace(line, "go run ./cmd/cohort ", "cohort ", 1)
 			}
-			if strings.Contains(command, "--steps") || strings.Contains(command, "--init-from") {
-				return command
-			}
-			return command + " --steps 20"
-		})
-		script = trainsNet.ReplaceAllString(forMinutes.ReplaceAllString(script, "--steps 50"), "$0 -steps 10")
-		script = strings.ReplaceAll(script, "'PyTorch|Gloo' -pytorch.all", widened+" -pytorch.all")
+			lines[i] = shorten(line)
+		}
+		script := strings.Join(lines, "\n")
 		if _, err := exec.LookPath("python3"); err != nil {
 			script = isPython.ReplaceAllString(script, "")
 		}
 		runScript(t, dir, env, script)
 	}
+}
+
+// shorten makes a line of a page one that takes seconds.
+func shorten(line string) string {
+	if notHere.MatchString(line) || strings.HasPrefix(line, "go test ") && !testFlags.MatchString(line) {
+		return ""
+	}
+	line = forMinutes.ReplaceAllString(draws.ReplaceAllString(line, "-draws 20"), "--steps 20")
+	line = strings.ReplaceAll(line, "'PyTorch|Gloo' -pytorch.all", widened+" -pytorch.all")
+	if line == "go run ./examples/resnet" {
+		return line + " -steps 10"
+	}
+	m := trains.FindStringSubmatch(strings.TrimPrefix(line, "go run ./cmd/"))
+	if m == nil {
+		return line
+	}
+	command, _, _ := strings.Cut(line, " #")
+	// with adds a flag where there is none of some, and no other data.
+	with := func(flag string, unless ...string) {
+		if !slices.ContainsFunc(unless, func(u string) bool { return strings.Contains(command, u) }) {
+			command += " " + flag
+		}
+	}
+	switch m[1] {
+	case "lm":
+		with("--eval-tokens 4096", "--eval-tokens")
+		with("--steps 10", "--steps", "--init-from")
+	case "rec": // of the generated table
+		with("--rows 20000", "--rows", "--data", "--help")
+	case "vision":
+		with("--epochs 2", "--epochs", "--data")
+	}
+	return command
 }
 
 // pagesInOrder returns the main page and the pages of docs as docs/README.md lists them,
@@ -234,5 +267,6 @@ func runScript(t *testing.T, dir string, env []string, script string) {
 		t.Errorf("%v\n%s", err, out)
 		return
 	}
-	t.Logf("%.1fs: %s", time.Since(began).Seconds(), strings.TrimSpace(script))
+	used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	t.Logf("%.1fs, %.1fs of processors: %s", time.Since(began).Seconds(), used.Seconds(), strings.TrimSpace(script))
 }
