@@ -92,6 +92,8 @@ func (f *hostFlags) sshOptions(hosts []ssh.Host, stdout, stderr io.Writer) (ssh.
 	switch {
 	case len(o.SSH) == 0:
 		return o, errors.New("--ssh: give a command, as in --ssh \"ssh -p 2222\"")
+	case strings.ContainsAny(f.ssh, `'"\`):
+		return o, fmt.Errorf("--ssh %s: the words of the command are parted at spaces, and quotes are not read: give what has spaces in ~/.ssh/config", f.ssh)
 	case !(f.sshTimeout > 0) || f.sshTimeout > 1e6:
 		return o, fmt.Errorf("--ssh-timeout %v: give a number of seconds, more than 0", f.sshTimeout)
 	case f.copies && f.remoteCohort != "cohort":
@@ -315,7 +317,7 @@ func isBinary(path string) bool {
 
 // orders makes the command of each host. where says what the job is, for the user.
 func (f *runFlags) orders(set *pflag.FlagSet, fleet *ssh.Fleet, args []string, program string) (orders []ssh.Order, where string, err error) {
-	flags := f.passed(set)
+	flags := f.passed(set, len(fleet.Connections) == 1)
 	n := len(fleet.Connections)
 	meet := ""
 	if n > 1 {
@@ -384,12 +386,17 @@ func (f *runFlags) orders(set *pflag.FlagSet, fleet *ssh.Fleet, args []string, p
 	return orders, where, nil
 }
 
-// passed are the flags of the user that every host gets.
-func (f *runFlags) passed(set *pflag.FlagSet) (flags []string) {
+// passed are the flags of the user that every host gets. One host alone also gets where it
+// meets nobody: its ranks see the port, and etcd is asked.
+func (f *runFlags) passed(set *pflag.FlagSet, alone bool) (flags []string) {
 	set.Visit(func(flag *pflag.Flag) {
 		switch flag.Name {
-		case "token-file", "nnodes", "nproc-per-node", "master-addr", "master-port", "rdzv-endpoint", "rdzv-backend":
+		case "token-file", "nnodes", "nproc-per-node":
 			return
+		case "master-addr", "master-port", "rdzv-endpoint", "rdzv-backend":
+			if !alone {
+				return
+			}
 		}
 		if slices.Contains(hostFlagNames, flag.Name) {
 			return

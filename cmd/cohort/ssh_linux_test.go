@@ -199,6 +199,7 @@ func TestRunOverSSH(t *testing.T) {
 		{"another version", []string{"run", "--hosts", "a", "--ssh", s.command(), "--remote-cohort", oldAgent(t), "true"}, []string{"host a: it has another version, cohort v0.0.1", "--copy"}},
 		{"no agent", []string{"run", "--hosts", "a", "--ssh", s.command(), "--remote-cohort", "/bin/true", "true"}, []string{"host a: ssh has ended before Cohort began there"}},
 		{"an address beside c10d", []string{"run", "--hosts", "a,b", "--rdzv-backend", "c10d", "--master-addr", "10.0.0.1", "true"}, []string{"--master-addr 10.0.0.1 and --rdzv-backend c10d contradict each other", "--rdzv-endpoint"}},
+		{"quotes in the command of ssh", []string{"run", "--hosts", "a", "--ssh", "ssh -i 'my key'", "true"}, []string{"--ssh ssh -i 'my key'", "~/.ssh/config"}},
 		{"a name that is none", []string{"run", "--hosts", "a", "--ssh", "ssh", "--hosts", "-oProxyCommand=x", "true"}, []string{"is no name of a host"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -57,7 +58,9 @@ type Connection struct {
 	pipe  *os.File // that out reads
 	errs  *errLines
 	ended chan struct{}
-	code  int // after ended
+	code  int // of ssh, after ended
+
+	sending sync.Mutex
 }
 
 // dial starts ssh and waits for the greeting.
@@ -129,6 +132,13 @@ func (c *Connection) greeting() error {
 
 // send gives the agent a message.
 func (c *Connection) send(message any) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	return c.write(message)
+}
+
+// write gives the agent a message. The caller holds sending.
+func (c *Connection) write(message any) error {
 	line, err := json.Marshal(message)
 	if err != nil {
 		return err
@@ -140,18 +150,36 @@ func (c *Connection) send(message any) error {
 	return err
 }
 
-// relay copies the output of the command, line by line, until it ends.
-func (c *Connection) relay(w *lineWriter) {
+// relay copies the output of the command, line by line, until it ends. The last line, which
+// begins with a mark, has its exit code; told is false if there is none.
+func (c *Connection) relay(w *lineWriter, mark string) (code int, told bool) {
 	defer c.pipe.Close()
-	for {
+	for begins := true; ; {
 		line, err := c.out.ReadSlice('\n')
-		if len(line) > 0 {
+		if text, ok := bytes.CutPrefix(line, []byte(mark+" ")); ok && begins && err == nil {
+			n, bad := strconv.Atoi(string(bytes.TrimSpace(text)))
+			code, told = n, bad == nil
+		} else if len(line) > 0 {
 			w.write(line)
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
+			return code, told
 		}
+		begins = err == nil
 	}
+}
+
+// result says how the command of a host has ended that has not told its exit code, from the end
+// of ssh.
+func (c *Connection) result(sent error) Result {
+	r := Result{Host: c.Host.Name, Code: c.code}
+	switch {
+	case sent != nil || c.code == lostCode || c.code < 0:
+		r.Lost = fmt.Errorf("the connection has ended, or the agent there was killed (%s)", c.errs.lastLine())
+	case c.code == 0:
+		r.Lost = errors.New("the agent there has ended and has not said how its command ended")
+	}
+	return r
 }
 
 // close lets the agent end: its input ends.

@@ -8,12 +8,16 @@
 //	           ◄── a line: Hello ───────────────
 //	           ─── a line: Order ───────────────► runs a cohort command
 //	           ─── lines: control ──────────────► signals
-//	           ◄── standard output and error, exit code
+//	           ◄── standard output and error
+//	           ◄── a line: exit code ────────────
 //
 // [Connect] starts one ssh for each host, and each host says who it is ([Hello]). Connect
 // compares the hosts before anything starts: another version of Cohort, another platform, or
 // the same machine under two names is an error that names the host. [Fleet.Run] then gives
 // each host its [Order]: a cohort command, its directory, its environment and the job's token.
+//
+// The exit code comes as a line of the output, behind a text that the order has made up, and not
+// as the exit code of ssh: ssh ends with 255 if the connection is lost, and so may a command.
 //
 // Everything secret goes over the standard input of ssh. It is never in the arguments or in
 // the environment of ssh or of the agent. The agent ends its command if its standard input

@@ -5,6 +5,7 @@ package ssh
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"net"
@@ -217,14 +218,18 @@ func (f *Fleet) Run(ctx context.Context, orders []Order, terms Terms) []Result {
 	out := &lineWriter{w: f.opts.Stdout}
 	for i, c := range f.Connections {
 		c.errs.release()
+		c.sending.Lock() // the order comes before what tell sends
 		go func() {
-			err := c.send(&orders[i])
-			c.relay(out)
+			o := orders[i]
+			o.End = "cohort-end " + rand.Text()
+			sent := c.write(&o)
+			c.sending.Unlock()
+			code, told := c.relay(out, o.End)
 			<-c.ended
 			c.errs.flush()
-			r := Result{Host: c.Host.Name, Code: c.code}
-			if c.code == lostCode || c.code < 0 || err != nil {
-				r.Lost = fmt.Errorf("the connection has ended (%s)", c.errs.lastLine())
+			r := Result{Host: c.Host.Name, Code: code}
+			if !told {
+				r = c.result(sent)
 			}
 			ended <- end{i, r}
 		}()

@@ -23,9 +23,9 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// orderPatience is how long an agent waits for its order: the other hosts may be slow to
-// answer.
-const orderPatience = 10 * time.Minute
+// orderPatience is how long an agent waits for its order: copies to the other hosts may take
+// long. If the connection ends before, the agent ends.
+const orderPatience = time.Hour
 
 // Serve is the end on the other host. It greets, waits for its order, and runs it by run,
 // which gets the arguments of a cohort command and its output. Serve returns the exit code.
@@ -65,6 +65,7 @@ func Serve(in io.Reader, stdout, stderr io.Writer, version string, run func(args
 	select {
 	case first = <-lines:
 	case <-time.After(orderPatience):
+		fmt.Fprintf(stderr, "cohort: nothing to run has come from the other end of ssh for %v\n", orderPatience)
 	}
 	if first == nil { // another host cannot take part
 		return 0
@@ -74,13 +75,16 @@ func Serve(in io.Reader, stdout, stderr io.Writer, version string, run func(args
 		fmt.Fprintf(stderr, "cohort: the order from the other end of ssh cannot be read: %v\n", err)
 		return 2
 	}
+	code, out := 2, &lasting{w: stdout}
 	if err := o.prepare(); err != nil {
 		fmt.Fprintf(stderr, "cohort: %v\n", err)
-		return 2
+	} else {
+		port.Close()
+		go obey(lines, stderr, done)
+		code = run(o.Args, out, &lasting{w: stderr})
 	}
-	port.Close()
-	go obey(lines, stderr, done)
-	return run(o.Args, &lasting{w: stdout}, &lasting{w: stderr})
+	out.end(o.End, code)
+	return code
 }
 
 // greet says who this host is. The free port is held until the order has come.
@@ -129,6 +133,9 @@ func SumOf(path string) (string, error) {
 
 // prepare makes this process what the order asks for.
 func (o *Order) prepare() error {
+	if len(o.Args) == 0 {
+		return errors.New("the order from the other end of ssh has no command")
+	}
 	if o.Dir != "" {
 		dir := o.Dir
 		if rest, ok := strings.CutPrefix(dir, "~/"); ok || dir == "~" {
@@ -194,17 +201,31 @@ type lasting struct {
 	mu   sync.Mutex
 	w    io.Writer
 	gone bool
+	part bool // of a line was written last
 }
 
 func (l *lasting) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.gone {
+	if !l.gone && len(b) > 0 {
 		if _, err := l.w.Write(b); err != nil {
 			l.gone = true
 		}
+		l.part = b[len(b)-1] != '\n'
 	}
 	return len(b), nil
+}
+
+// end writes the line that says how the command has ended.
+func (l *lasting) end(mark string, code int) {
+	if mark == "" {
+		return
+	}
+	text := fmt.Sprintf("%s %d\n", mark, code)
+	if l.part {
+		text = "\n" + text
+	}
+	_, _ = l.Write([]byte(text))
 }
 
 // readLine returns a line without its line feed. A longer line than the limit is an error.

@@ -38,6 +38,8 @@ func TestServe(t *testing.T) {
 		want        string // on standard error
 	}{
 		{"runs", `{"args":["run","x"],"env":["COHORT_SSH_TEST=a=b"],"dir":"~","token":"secret","program":"` + program + `","sum":"` + sum + `"}`, 7, ""},
+		{"says how it ended", `{"args":["run","x"],"env":["COHORT_SSH_TEST=a=b"],"dir":"~","token":"secret","end":"E"}`, 7, ""},
+		{"no command", `{"dir":"~"}`, 2, "has no command"},
 		{"nothing comes", "", 0, ""},
 		{"no order", "{", 2, "cannot be read"},
 		{"no directory", `{"args":["run"],"dir":"/no/dir"}`, 2, "directory /no/dir, in which the job is started, is not here: no such file or directory: name one"},
@@ -71,7 +73,7 @@ func TestServe(t *testing.T) {
 			line, rest, _ := strings.Cut(out.String(), "\n")
 			text, ok := strings.CutPrefix(line, greeting)
 			h, err := parseHello(text)
-			if !ok || err != nil || h.Version != "cohort v1" || h.Addr != "10.0.0.2" || len(h.Sum) != 64 || h.Machine == "" || h.Port == 0 || ran && rest != "out\n" {
+			if !ok || err != nil || h.Version != "cohort v1" || h.Addr != "10.0.0.2" || len(h.Sum) != 64 || h.Machine == "" || h.Port == 0 || ran && rest != "out\n" && rest != "out\nE 7\n" || (c.name == "says how it ended") != strings.HasSuffix(rest, "E 7\n") {
 				t.Errorf("%q: %+v, %v", out.String(), h, err)
 			}
 		})

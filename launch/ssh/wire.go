@@ -14,7 +14,7 @@ import (
 )
 
 // protocol is the version of what the two ends say. Hosts with another one are refused.
-const protocol = 1
+const protocol = 2
 
 // Limits of lines. A line of an agent is short; an order has an environment.
 const (
@@ -55,6 +55,7 @@ type Order struct {
 	Token   string   `json:"token,omitempty"`   // of the job
 	Program string   `json:"program,omitempty"` // the path of a copied program, which is checked
 	Sum     string   `json:"sum,omitempty"`     // its SHA-256
+	End     string   `json:"end,omitempty"`     // begins the last line of the output, before the exit code
 }
 
 // control is a message of this end while the command runs; empty: a sign of life.
