@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -148,6 +149,21 @@ func (c *Connection) write(message any) error {
 	}
 	_, err = c.in.Write(append(line, '\n'))
 	return err
+}
+
+// follow sends the order and copies the output of its command, until that has ended. The caller
+// holds sending, so that nothing is sent before the order.
+func (c *Connection) follow(o Order, out *lineWriter) Result {
+	o.End = "cohort-end " + rand.Text()
+	sent := c.write(&o)
+	c.sending.Unlock()
+	code, told := c.relay(out, o.End)
+	<-c.ended
+	c.errs.flush()
+	if !told {
+		return c.result(sent)
+	}
+	return Result{Host: c.Host.Name, Code: code}
 }
 
 // relay copies the output of the command, line by line, until it ends. The last line, which

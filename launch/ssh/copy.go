@@ -77,10 +77,10 @@ var unameOf = map[string]string{"Linux": "linux", "Darwin": "darwin", "x86_64": 
 
 var safeWord = regexp.MustCompile(`^[A-Za-z0-9_./+:@%=-]+$`)
 
-// quote writes a word for a shell. A path that begins with ~/ is in the home directory.
-func quote(word string) string {
+// Quote writes a word for a shell. A path that begins with ~/ is in the home directory.
+func Quote(word string) string {
 	if rest, ok := strings.CutPrefix(word, "~/"); ok {
-		return `"$HOME"/` + quote(rest)
+		return `"$HOME"/` + Quote(rest)
 	}
 	if safeWord.MatchString(word) {
 		return word

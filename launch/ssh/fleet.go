@@ -5,7 +5,6 @@ package ssh
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"io"
 	"net"
@@ -114,12 +113,12 @@ func Connect(ctx context.Context, o Options) (*Fleet, error) {
 
 // reach copies what is to be copied, and connects.
 func (f *Fleet) reach(ctx context.Context, h Host, local []localFile) (c *Connection, copies []string, err error) {
-	command := "exec " + quote(f.opts.Cohort) + " host-agent"
+	command := "exec " + Quote(f.opts.Cohort) + " host-agent"
 	if f.opts.Copy {
 		if copies, err = f.copyTo(ctx, h, local); err != nil {
 			return nil, nil, err
 		}
-		command = "exec " + quote(copies[0]) + " host-agent"
+		command = "exec " + Quote(copies[0]) + " host-agent"
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, f.opts.Patience, fmt.Errorf("it has not greeted within %v", f.opts.Patience))
 	defer cancel()
@@ -219,20 +218,7 @@ func (f *Fleet) Run(ctx context.Context, orders []Order, terms Terms) []Result {
 	for i, c := range f.Connections {
 		c.errs.release()
 		c.sending.Lock() // the order comes before what tell sends
-		go func() {
-			o := orders[i]
-			o.End = "cohort-end " + rand.Text()
-			sent := c.write(&o)
-			c.sending.Unlock()
-			code, told := c.relay(out, o.End)
-			<-c.ended
-			c.errs.flush()
-			r := Result{Host: c.Host.Name, Code: code}
-			if !told {
-				r = c.result(sent)
-			}
-			ended <- end{i, r}
-		}()
+		go func() { ended <- end{i, c.follow(orders[i], out)} }()
 	}
 	results := make([]Result, len(f.Connections))
 	running := map[int]bool{}

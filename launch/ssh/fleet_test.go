@@ -97,7 +97,7 @@ func TestOrderComesFirst(t *testing.T) {
 	stopped, stop := context.WithCancel(context.Background())
 	stop()
 	// More than a pipe takes at once.
-	r := f.Run(stopped, []Order{{Args: []string{strings.Repeat("x", 1<<20)}}}, Terms{Grace: time.Minute})
+	r := f.Run(stopped, []Order{{Args: []string{strings.Repeat("x", 100<<10)}}}, Terms{Grace: time.Minute})
 	if !r[0].OK() || !strings.Contains(out.String(), `then {"signal":"SIGTERM"}`) {
 		t.Errorf("%+v, %.200q", r, out.String())
 	}

@@ -32,6 +32,9 @@ type Host struct {
 // of ssh.
 var hostName = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9_.+-]*@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?)$`)
 
+// equals is the sign between a key and its value. Open MPI lets spaces be around it.
+var equals = regexp.MustCompile(`\s*=\s*`)
+
 // list is a list of hosts under construction.
 type list struct {
 	hosts []Host
@@ -91,7 +94,7 @@ func splitSlots(text string) (name string, slots int, err error) {
 func parseSlots(number, text string) (int, error) {
 	n, err := envvar.ParseInt(number)
 	if err != nil || n < 1 || n > 1<<20 {
-		return 0, fmt.Errorf("%q: %q is no number of ranks: give 1 or more behind the colon (a port of ssh belongs into ~/.ssh/config, or into --ssh \"ssh -p PORT\")", text, number)
+		return 0, fmt.Errorf("%q: %q is no number of ranks: give 1 or more, as in a:4, or in a file \"a slots=4\" (a port of ssh belongs into ~/.ssh/config, or into --ssh \"ssh -p PORT\")", text, number)
 	}
 	return n, nil
 }
@@ -125,7 +128,8 @@ func ParseHosts(text string) ([]Host, error) {
 }
 
 // ReadHostFile reads a file with a host a line: host, host:N (MPICH), or host slots=N
-// (Open MPI). What follows a # is a remark.
+// (Open MPI, DeepSpeed). What follows a # is a remark. A host that is there twice is an error: the
+// files of PBS and LSF name a host once for each slot, and the error says what makes a list of them.
 func ReadHostFile(path string) ([]Host, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -140,7 +144,10 @@ func ReadHostFile(path string) ([]Host, error) {
 			return nil, fmt.Errorf("%s is larger than %d MiB: that is no list of hosts", path, maxHostFile>>20)
 		}
 		text, _, _ := strings.Cut(in.Text(), "#")
-		words := strings.Fields(text)
+		if n == 1 {
+			text = strings.TrimPrefix(text, "\ufeff")
+		}
+		words := strings.Fields(equals.ReplaceAllString(text, "="))
 		if len(words) == 0 {
 			continue
 		}
@@ -162,6 +169,9 @@ func ReadHostFile(path string) ([]Host, error) {
 			}
 		}
 		if err := l.add(name, slots, where); err != nil {
+			if len(words) == 1 && slots == 0 {
+				err = fmt.Errorf("%w; if a line stands for a rank: sort %s | uniq -c | awk '{print $2 \":\" $1}' >hosts", err, Quote(path))
+			}
 			return nil, err
 		}
 	}

@@ -72,7 +72,16 @@ func TestReadHostFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	for text, want := range map[string]string{
 		"# all\na slots=4 max_slots=8\n\nb:2 # the old one\nme@c\n": "a=4 b=2 me@c",
-		"n[1-2] slots=3":           "n1=3 n2=3",
+		"n[1-2] slots=3": "n1=3 n2=3",
+		"\ufeffa slots = 4  max-slots =8\r\nme@b\tslots=2\r\n": "a=4 me@b=2",
+		"gpu1\ngpu1\ngpu2\n":       "! line 2: host gpu1 is already there (" + path + " line 1): name each host once, with all its ranks, as in gpu1:4; if a line stands for a rank: sort " + path + " | uniq -c",
+		"n1 4 all.q@n1 UNDEFINED":  `! line 1: "4" is unknown: give a host a line, as in "node01 slots=4"`,
+		"n1 slots":                 "! no number of ranks",
+		"n1 slots=2 user=bob":      `! "user=bob" is unknown`,
+		"n1:2 binding=map=0":       `! "binding=map=0" is unknown`,
+		"rank 0=n1 slot=1":         `! "0=n1" is unknown`,
+		"[node]\nn1":               "! no range of numbers",
+		"+n0":                      "! no name of a host",
 		"a\nb\na:2":                "! line 3: host a is already there (" + path + " line 1)",
 		"a slot=4":                 `! line 1: "slot=4" is unknown`,
 		"a slots=x":                "! no number of ranks",

@@ -172,7 +172,7 @@ func TestQuote(t *testing.T) {
 	for word, want := range map[string]string{
 		"cohort": "cohort", "/a b": "'/a b'", "~/c d": `"$HOME"/'c d'`, "a'b": `'a'\''b'`, "$(x)": "'$(x)'",
 	} {
-		if got := quote(word); got != want {
+		if got := Quote(word); got != want {
 			t.Errorf("%s: %s, want %s", word, got, want)
 		}
 	}
