@@ -100,7 +100,7 @@ func TestPods(t *testing.T) {
 		for _, object := range objects {
 			for name, pod := range podsOf(object) {
 				found++
-				for _, fault := range faults(&pod.Spec) {
+				for _, fault := range faults(&pod) {
 					t.Errorf("%s: %s: %s", file, name, fault)
 				}
 			}
@@ -111,10 +111,19 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func faults(pod *core.PodSpec) (faults []string) {
+func faults(template *core.PodTemplateSpec) (faults []string) {
+	pod := &template.Spec
 	want := func(ok bool, fault string) {
 		if !ok {
 			faults = append(faults, fault)
+		}
+	}
+	want(template.Labels["app"] == "train", "network.yaml does not select it")
+	if want(pod.Affinity != nil && pod.Affinity.PodAntiAffinity != nil, "its pods may all be on one machine"); pod.Affinity != nil {
+		for _, term := range pod.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+			for key, value := range term.PodAffinityTerm.LabelSelector.MatchLabels {
+				want(template.Labels[key] == value, "its anti-affinity selects other pods")
+			}
 		}
 	}
 	s := pod.SecurityContext
