@@ -24,8 +24,9 @@ func (a *agent) environments() [][]string {
 	for i := range own {
 		own[i] = a.rankVars(i)
 	}
-	// Variables that an outer launcher has given this process are not the workers'.
-	given := map[string]bool{string(envvar.Spawn): true, string(envvar.NodeAddrs): true}
+	// Variables that an outer launcher has given this process are not the workers', and neither
+	// is what launchers alone prove to their store.
+	given := map[string]bool{string(envvar.Spawn): true, string(envvar.NodeAddrs): true, string(envvar.EtcdPassword): true}
 	for _, kv := range slices.Concat(shared, own[0]) {
 		name, _, _ := strings.Cut(kv, "=")
 		given[name] = true

@@ -337,15 +337,18 @@ func (e *elasticJob) command(out string, steps int) []string {
 
 // startEtcd starts an etcd that serves clients, and peers, at these addresses;
 // start calls the function that it is given where the process is to be.
-func startEtcd(t *testing.T, client, peer string, start func(start func())) {
+func startEtcd(t *testing.T, client, peer string, start func(start func()), args ...string) {
 	t.Helper()
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
 		t.Skip("there is no etcd on the PATH (Debian: etcd-server)")
 	}
-	client, peer = "http://"+client, "http://"+peer
-	cmd := exec.Command(exe, "--data-dir", t.TempDir(), "--name", "test", "--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "test="+peer)
+	if !strings.Contains(client, "://") {
+		client = "http://" + client
+	}
+	peer = "http://" + peer
+	cmd := exec.Command(exe, append([]string{"--data-dir", t.TempDir(), "--name", "test", "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "test=" + peer}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	start(func() { err = cmd.Start() })
 	if err != nil {

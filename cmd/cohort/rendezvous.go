@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/cohort-ml/cohort/dist/store/etcd"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
 	"github.com/cohort-ml/cohort/launch/rendezvous"
@@ -77,7 +75,7 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 	}
 	if len(conf) > 0 {
 		key := slices.Sorted(maps.Keys(conf))[0]
-		return nil, fmt.Errorf("--rdzv-conf %s=%s: there are join_timeout, last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, heartbeat_timeout, read_timeout, timeout, and for c10d is_host and store_type", key, conf[key])
+		return nil, fmt.Errorf("--rdzv-conf %s=%s: there are join_timeout, last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, heartbeat_timeout, read_timeout, timeout, for c10d is_host and store_type, and for etcd protocol, ca_cert, ssl_cert, ssl_cert_key, user and password_file", key, conf[key])
 	}
 	return n, nil
 }
@@ -100,7 +98,7 @@ func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[strin
 	case f.backend == "file", f.backend == "c10d" && kind == "file":
 		return f.joinsFile(&n.Meeting)
 	case f.backend == "etcd", f.backend == "etcd-v2":
-		return f.joinsEtcd(&n.Meeting)
+		return f.joinsEtcd(&n.Meeting, conf)
 	case f.backend == "c10d":
 		return f.joinsC10d(&n.Meeting, conf)
 	default:
@@ -120,37 +118,6 @@ func (f *runFlags) joinsFile(m *rendezvous.Meeting) (err error) {
 	}
 	m.File, err = filepath.Abs(f.endpoint)
 	return err
-}
-
-// joinsEtcd makes the machines meet in an etcd cluster.
-func (f *runFlags) joinsEtcd(m *rendezvous.Meeting) error {
-	if f.endpoint == "" {
-		return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of one or more members of the cluster, with commas between them", f.given("rdzv-backend"))
-	}
-	var endpoints []string
-	for one := range strings.SplitSeq(f.endpoint, ",") {
-		one = strings.TrimSpace(one)
-		secure := strings.HasPrefix(one, "https://")
-		at, err := rendezvous.Endpoint(strings.TrimPrefix(strings.TrimPrefix(one, "https://"), "http://"), 2379)
-		if err != nil {
-			return f.badEndpoint(err)
-		}
-		if m.Via == "" {
-			m.Via = at
-		}
-		if secure {
-			at = "https://" + at
-		}
-		endpoints = append(endpoints, at)
-	}
-	m.Open = func(ctx context.Context) (*rendezvous.Opened, error) {
-		s, end, err := etcd.Dial(ctx, endpoints, "cohort")
-		if err != nil {
-			return nil, err
-		}
-		return &rendezvous.Opened{Store: s, Close: end, Lasting: true}, nil
-	}
-	return nil
 }
 
 // joinsC10d makes the machines meet in a store that the machine at the endpoint

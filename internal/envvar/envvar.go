@@ -92,6 +92,8 @@ const (
 	Backend     Var = "COHORT_BACKEND"
 	TestClock   Var = "COHORT_TEST_CLOCK"
 	Cache       Var = "COHORT_CACHE"
+
+	EtcdPassword Var = "COHORT_ETCD_PASSWORD"
 )
 
 // Variables of S3's clients. The credentials are read by the client itself.
@@ -160,6 +162,7 @@ func declarations() []declaration {
 		{PyTorchDebug, "with backend gloo: DETAIL is refused, because PyTorch's ranks then make groups of their own and wait in them for all ranks", false},
 		{Token, "the job's token, 64 hexadecimal digits: each rank proves that it knows the token", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
+		{EtcdPassword, "for --rdzv-backend etcd: password of the user that --rdzv-conf user=NAME names; the ranks do not get it", true},
 		{NodeID, "id of the node: ranks with the same node id share memory", false},
 		{NodeAddrs, "addresses of a job's nodes, separated by commas: with backend gloo, PyTorch ranks are admitted from these (cohort run sets it on several nodes, whose launchers have proved the token)", false},
 		{AgentFD, "descriptor of the pipe on which the launcher tells this worker which others have ended", false},

@@ -70,10 +70,11 @@ func ForHosts(names []string) (env []string) {
 	return env
 }
 
-// WithoutToken returns the environment of this process without the job's token.
+// WithoutToken returns the environment of this process without the job's token, and without
+// the password of etcd.
 func WithoutToken() (env []string) {
 	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, Token.Assign("")) && !strings.HasPrefix(kv, TokenFile.Assign("")) {
+		if !strings.HasPrefix(kv, Token.Assign("")) && !strings.HasPrefix(kv, TokenFile.Assign("")) && !strings.HasPrefix(kv, EtcdPassword.Assign("")) {
 			env = append(env, kv)
 		}
 	}

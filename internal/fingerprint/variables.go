@@ -22,7 +22,7 @@ var names = []string{"GODEBUG", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GOTRACEBACK
 
 // own are variables that differ between nodes and processes of every job, or that only one
 // node's launcher has.
-var own = []string{"COHORT_NODE_ID", "COHORT_NODE_ADDRS", "COHORT_AGENT_FD", "COHORT_SPAWN", "COHORT_JOB", "COHORT_RECORDER_DIR", "COHORT_NOTICE", "COHORT_TOKEN", "COHORT_TOKEN_FILE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "PYTHON_EXEC", "PYTHONSTARTUP", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix", "HF_TOKEN_PATH"}
+var own = []string{"COHORT_NODE_ID", "COHORT_NODE_ADDRS", "COHORT_AGENT_FD", "COHORT_SPAWN", "COHORT_JOB", "COHORT_RECORDER_DIR", "COHORT_NOTICE", "COHORT_TOKEN", "COHORT_TOKEN_FILE", "COHORT_ETCD_PASSWORD", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "PYTHON_EXEC", "PYTHONSTARTUP", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix", "HF_TOKEN_PATH"}
 
 // Chosen says whether a variable is part of a fingerprint. The patterns of more are names, or
 // beginnings of names with a star behind them.

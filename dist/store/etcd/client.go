@@ -163,8 +163,17 @@ func (c *Client) named(at int, err error) error {
 		return fmt.Errorf("%s %w", c.endpoints[at], err)
 	case errors.Is(err, io.EOF) && strings.HasPrefix(c.endpoints[at], "http://"):
 		return fmt.Errorf("%s: the member ended the connection (give https://HOST:PORT if it speaks TLS): %w", c.endpoints[at], err)
+	case c.anonymous() && strings.Contains(err.Error(), "remote error: tls: ") && strings.Contains(err.Error(), "certificate"):
+		return fmt.Errorf("%s: the member wants a certificate of its clients: %w", c.endpoints[at], err)
 	}
 	return fmt.Errorf("%s: %w", c.endpoints[at], err)
+}
+
+// anonymous reports whether the client has no certificate of its own. Members that want one say
+// that it is required, or (older ones) that it is bad.
+func (c *Client) anonymous() bool {
+	t := c.options.TLS
+	return t == nil || len(t.Certificates) == 0 && t.GetClientCertificate == nil
 }
 
 // pass makes the member after at the first that is asked.
@@ -287,7 +296,7 @@ func isFinal(err error) bool {
 	var (
 		strange   *strangeError
 		record    tls.RecordHeaderError
-		alert     tls.AlertError
+		alert     *net.OpError // what the member says of this end
 		unknown   x509.UnknownAuthorityError
 		host      x509.HostnameError
 		invalid   x509.CertificateInvalidError
@@ -296,6 +305,9 @@ func isFinal(err error) bool {
 	if errors.As(err, &strange) {
 		return strange.status < 500 // a proxy may answer 502 for a while
 	}
-	return errors.As(err, &record) || errors.As(err, &alert) || errors.As(err, &unknown) || errors.As(err, &host) ||
+	if strings.Contains(err.Error(), "tls: internal error") { // of the member, for a while
+		return false
+	}
+	return errors.As(err, &record) || errors.As(err, &alert) && alert.Op == "remote error" || errors.As(err, &unknown) || errors.As(err, &host) ||
 		errors.As(err, &invalid) || errors.As(err, &untrusted) || strings.Contains(err.Error(), "HTTP response to HTTPS client")
 }

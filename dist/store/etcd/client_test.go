@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -71,7 +72,7 @@ func minute(t *testing.T) context.Context {
 // A member that was started without its gateway says what to change.
 func TestNoGateway(t *testing.T) {
 	at := member(t, "http", "--enable-grpc-gateway=false")
-	_, _, err := etcd.Dial(minute(t), []string{at}, "job")
+	_, _, err := etcd.Dial(minute(t), []string{at}, "job", etcd.Options{})
 	if err == nil || !strings.Contains(err.Error(), at+" has no JSON gateway") || !strings.Contains(err.Error(), "--enable-grpc-gateway=false") {
 		t.Errorf("%v, want the flag", err)
 	}
@@ -168,6 +169,26 @@ func TestTLSAndUser(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), w) {
 				t.Errorf("%s: %v, want %q", c.name, err, w)
 			}
+		}
+	}
+}
+
+// A member that wants a certificate is asked once. By TLS 1.3 it says what it wants.
+func TestCertificateRequired(t *testing.T) {
+	cert, key, trusted := certificate(t)
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[uint16]string{tls.VersionTLS12: "remote error: tls: handshake failure", tls.VersionTLS13: "wants a certificate of its clients"} {
+		s := httptest.NewUnstartedServer(http.NotFoundHandler())
+		s.Config.ErrorLog = log.New(io.Discard, "", 0)
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: trusted, ClientAuth: tls.RequireAndVerifyClientCert, MaxVersion: version}
+		s.StartTLS()
+		_, err = etcd.New(newClient(t, etcd.Options{TLS: &tls.Config{RootCAs: trusted}}, s.URL), "job").NumKeys(minute(t), "")
+		s.Close()
+		if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), s.URL) || !strings.Contains(err.Error(), want) {
+			t.Errorf("TLS %x: %v", version, err)
 		}
 	}
 }

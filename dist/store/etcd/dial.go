@@ -8,8 +8,8 @@ import "context"
 // returns the store below root. It waits for one of them to answer until ctx ends.
 // From then on the store finds its way back by itself after failures, to whichever
 // member lives. close ends the connection.
-func Dial(ctx context.Context, endpoints []string, root string) (s *Store, close func(), err error) {
-	c, err := NewClient(endpoints, Options{})
+func Dial(ctx context.Context, endpoints []string, root string, o Options) (s *Store, close func(), err error) {
+	c, err := NewClient(endpoints, o)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -94,7 +94,7 @@ func startAt(exe, url, peerURL string) error {
 		cancel()
 		close(ended)
 	}()
-	_, end, err := etcd.Dial(ctx, []string{url}, "up")
+	_, end, err := etcd.Dial(ctx, []string{url}, "up", etcd.Options{})
 	if err != nil {
 		_ = cmd.Process.Kill()
 		<-ended
