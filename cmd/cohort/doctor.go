@@ -161,7 +161,11 @@ func (f *doctorFlags) readRun(cmd *cobra.Command, path string) error {
 	for _, n := range r.Notes {
 		more = append(more, "note: "+n)
 	}
-	return f.print(cmd, r.Findings, more, fmt.Sprintf("%d files of %s", r.Files, path))
+	subject := fmt.Sprintf("%d files of %s", r.Files, path)
+	if r.Files == 1 {
+		subject = "1 file of " + path
+	}
+	return f.print(cmd, r.Findings, more, subject)
 }
 
 func (f *doctorFlags) printJSON(cmd *cobra.Command, found []doctor.Finding, v any) error {

@@ -4,13 +4,17 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/internal/doctor"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch/ssh"
 )
@@ -43,12 +48,26 @@ func (f *doctorFlags) examine(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("doctor: where this program lies is not known (%w): say it by --remote-cohort", err)}
 		}
 	}
+	if strings.ContainsAny(f.via, `'"\`) {
+		return usageError{fmt.Errorf("doctor: --via %s: the words of the command are parted at spaces, and quotes are not read: write a script, and name that", f.via)}
+	}
 	p := doctor.Plan{Options: f.o, Shared: f.o.Dir != "", Version: version(debug.ReadBuildInfo())}
 	for _, h := range hosts {
 		// Names of ssh may have a user.
 		p.Hosts = append(p.Hosts, h.Name[strings.LastIndexByte(h.Name, '@')+1:])
+		ranks := cmp.Or(h.Slots, f.o.Ranks)
+		p.Ranks = append(p.Ranks, ranks)
+		p.Options.World += ranks
 	}
-	p.Options.World = f.o.Ranks * len(hosts)
+	if viaSSH(f.via) {
+		remote = ssh.Quote(remote)
+		p.Alias = func(ctx context.Context, host string) bool {
+			ctx, cancel := context.WithTimeout(ctx, aliasFor)
+			defer cancel()
+			_, err := net.DefaultResolver.LookupHost(ctx, host)
+			return err != nil
+		}
+	}
 	p.Open = func(ctx context.Context, host string) (doctor.Pipe, error) {
 		for _, h := range hosts {
 			if h.Name == host || strings.HasSuffix(h.Name, "@"+host) {
@@ -83,12 +102,24 @@ type probe struct {
 	err    error
 }
 
+// aliasFor is how long this host may look for an address of a name that ssh knows.
+const aliasFor = 5 * time.Second
+
+// viaSSH reports whether a shell on the host reads the command.
+func viaSSH(via string) bool {
+	words := strings.Fields(via)
+	return len(words) == 0 || filepath.Base(words[0]) == "ssh"
+}
+
 // openProbe starts the process that answers for a host.
 func openProbe(_ context.Context, via, host, remote string) (doctor.Pipe, error) {
 	if via == "" {
-		via = "ssh -T -o BatchMode=yes -o ConnectTimeout=10"
+		via = "ssh -o ConnectTimeout=10 -o ServerAliveInterval=15"
 	}
 	words := strings.Fields(via)
+	if viaSSH(via) { // it never asks
+		words = slices.Insert(words, 1, "-T", "-o", "BatchMode=yes")
+	}
 	named := false
 	for i, w := range words {
 		if strings.Contains(w, "{host}") {
@@ -101,7 +132,7 @@ func openProbe(_ context.Context, via, host, remote string) (doctor.Pipe, error)
 	words = append(words, remote, "doctor", "--probe")
 	// It has no end of its own: Close ends it.
 	p := &probe{cmd: exec.Command(words[0], words[1:]...), said: &lastWords{}}
-	p.cmd.Stderr = p.said
+	p.cmd.Stderr, p.cmd.Env = p.said, envvar.WithoutToken() // ssh may be told to send variables
 	p.cmd.WaitDelay = time.Second
 	in, err := p.cmd.StdinPipe()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,6 +125,77 @@ func TestDoctorHosts(t *testing.T) {
 	}
 }
 
+// TestDoctorOverSSH: hosts that real servers of ssh serve are examined, each pair of them, and
+// what is planted between two is found there. Their names are of ssh's configuration alone.
+func TestDoctorOverSSH(t *testing.T) {
+	for _, name := range []string{"nft", "tc"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("there is no %s (Debian: nftables, iproute2)", name)
+		}
+	}
+	m := newMachines(t, 3)
+	names, addrs := []string{"a", "b", "c"}, []string{}
+	for i := range names {
+		addrs = append(addrs, m.addr(i)+":2222")
+	}
+	s := newSSHHosts(t, names, addrs, func(i int, start func()) { m.in(m.names[i], start) })
+	examine := func() (found []doctor.Finding, survey *doctor.Survey) {
+		t.Helper()
+		var j *job
+		m.in(m.names[0], func() {
+			j = start(t, nil, "doctor", "--hosts", "a:2,b,c:3", "--via", s.command(), "--json")
+		})
+		code := j.wait(t)
+		stdout, stderr := j.output()
+		var got struct {
+			Findings []doctor.Finding
+			doctor.Survey
+		}
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != min(1, len(got.Findings)) {
+			t.Fatalf("code %d, %v: %.2000s %s", code, err, stdout, stderr)
+		}
+		// What this machine has, each of the hosts has: that is not of the network.
+		network := []string{"hosts", "interfaces", "names", "reachability", "large packets", "rate", "latency", "clocks"}
+		return slices.DeleteFunc(got.Findings, func(f doctor.Finding) bool { return !slices.Contains(network, f.Check) }), &got.Survey
+	}
+	found, survey := examine()
+	if len(found) > 0 || len(survey.Links) != 6 || len(survey.Rates) != 6 {
+		t.Errorf("%d links, %d rates, findings without a fault %+v", len(survey.Links), len(survey.Rates), found)
+	}
+	for i, h := range survey.Hosts {
+		if h.Error != "" || !h.Alias || h.Facts == nil || h.Facts.Options.Ranks != []int{2, 1, 3}[i] || h.Facts.Options.World != 6 {
+			t.Errorf("host %s: %q, alias %v, %+v", h.Name, h.Error, h.Alias, h.Facts)
+		}
+	}
+	for _, plant := range []string{
+		"nft 'add table ip g; add chain ip g in { type filter hook input priority 0; }; add rule ip g in ip saddr " + m.addr(1) + " tcp flags & (syn | ack) == syn reject with tcp reset'",
+		"tc qdisc add dev eth0 root tbf rate 20mbit burst 32k latency 50ms",
+	} {
+		host := m.names[2]
+		if strings.HasPrefix(plant, "tc") {
+			host = m.names[1]
+		}
+		if out, err := exec.Command("ip", "netns", "exec", host, "sh", "-c", plant).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", plant, err, out)
+		}
+	}
+	told := map[string]int{}
+	found, _ = examine()
+	for _, f := range found {
+		switch {
+		case f.Check == "reachability" && slices.Equal(f.Hosts, []string{"c"}) && strings.Contains(f.What, "b cannot connect to it"),
+			f.Check == "rate" && slices.Equal(f.Hosts, []string{"b"}) && strings.Contains(f.What, "sends"),
+			f.Check == "latency" && slices.Equal(f.Hosts, []string{"b"}):
+			told[f.Check]++
+		default:
+			t.Errorf("found %+v", f)
+		}
+	}
+	if told["reachability"] != 1 || told["rate"] == 0 {
+		t.Errorf("of the cut pair and the slow host was found %v", told)
+	}
+}
+
 // TestDoctorHostsRefused: what cannot work is one message.
 func TestDoctorHostsRefused(t *testing.T) {
 	for _, c := range []struct {
@@ -132,6 +204,7 @@ func TestDoctorHostsRefused(t *testing.T) {
 	}{
 		{[]string{"--hosts", "a,a"}, "a"},
 		{[]string{"--hosts", "a"}, "one host"},
+		{[]string{"--hosts", "a,b", "--via", "ssh -i 'my key'"}, "quotes are not read"},
 		{[]string{"--hosts", "a,b", "--hostfile", "f"}, "both name the hosts"},
 		{[]string{"--hosts", "a,b", t.TempDir()}, "two examinations"},
 		{[]string{"--allocation"}, "no batch job of several nodes"},
@@ -145,7 +218,7 @@ func TestDoctorHostsRefused(t *testing.T) {
 		}
 	}
 	// Hosts that do not answer are findings.
-	j := start(t, nil, "doctor", "--hosts", "a,b", "--via", "sh -c 'exit 7'")
+	j := start(t, nil, "doctor", "--hosts", "a,b", "--via", "false")
 	code := j.wait(t)
 	if stdout, _ := j.output(); code != 1 || !strings.Contains(stdout, "problem: hosts: a") {
 		t.Errorf("code %d, %s", code, stdout)

@@ -42,11 +42,15 @@ type Pipe interface {
 // Plan says whom to examine.
 type Plan struct {
 	Hosts   []string
+	Ranks   []int // of the job on each host; nil: as the options say
 	Options Options
 	Shared  bool   // whether all hosts should share the directory of the options
 	Version string // of this program, which all hosts should have
 	// Open starts a process on a host, which serves as [Host.Serve] does.
 	Open func(ctx context.Context, host string) (Pipe, error)
+	// Alias reports whether a name is one of ssh's configuration alone, which other hosts need
+	// not know; nil: none is.
+	Alias func(ctx context.Context, host string) bool
 }
 
 // caller asks one host.
@@ -114,6 +118,9 @@ func Examine(ctx context.Context, p Plan) (*Survey, error) {
 		if i > 0 {
 			o.Port = 0 // rank 0 alone listens there
 		}
+		if p.Ranks != nil {
+			o.Ranks = p.Ranks[i]
+		}
 		a, err := x.callers[i].call(ctx, factsFor, &request{Do: "facts", Options: &o})
 		if err == nil && (a.Facts == nil || a.Facts.Print == nil) {
 			err = errors.New("it answers without facts")
@@ -180,6 +187,7 @@ func (x *examination) close() {
 func (x *examination) open(ctx context.Context, i int) error {
 	h := &x.survey.Hosts[i]
 	h.Name = x.Hosts[i]
+	h.Alias = x.Alias != nil && x.Alias(ctx, h.Name)
 	pipe, err := x.Open(ctx, h.Name)
 	if err != nil {
 		return err
@@ -249,7 +257,11 @@ func (x *examination) connect(ctx context.Context) {
 	good := s.good()
 	all := make([]Peer, 0, len(good))
 	for _, i := range good {
-		all = append(all, Peer{Index: i, Name: s.Hosts[i].Name, Addrs: addresses(s.Hosts[i].Facts), Port: x.ports[i], Cookie: x.cookies[i]})
+		name := s.Hosts[i].Name
+		if s.Hosts[i].Alias {
+			name = ""
+		}
+		all = append(all, Peer{Index: i, Name: name, Addrs: addresses(s.Hosts[i].Facts), Port: x.ports[i], Cookie: x.cookies[i]})
 	}
 	results := make([][]Reached, len(s.Hosts))
 	wait := time.Duration(1+len(good)/atOnce)*(6*dialFor+2*talkFor) + (1+againMost/againOnce)*(4*dialFor+2*patience) + lookupFor

@@ -22,7 +22,8 @@ type Survey struct {
 
 // Answered is what a host has answered.
 type Answered struct {
-	Name    string `json:"name"` // by which the user calls it
+	Name    string `json:"name"`            // by which the user calls it
+	Alias   bool   `json:"alias,omitempty"` // the name is of ssh's configuration, and no host looks it up
 	Version string `json:"version,omitempty"`
 	Error   string `json:"error,omitempty"` // why there is no answer
 	Facts   *Facts `json:"facts,omitempty"`
