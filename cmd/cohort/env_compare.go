@@ -76,6 +76,8 @@ func readBounded(path string) ([]byte, error) {
 		return nil, err
 	case len(text) > maxEnvFile:
 		return nil, fmt.Errorf("%s has more than %d bytes: it is no file of an environment", path, maxEnvFile)
+	case bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")):
+		return nil, fmt.Errorf("%s is UTF-16, as PowerShell writes it with >: write it as UTF-8, as in pip freeze | Out-File -Encoding ascii FILE", path)
 	case bytes.IndexByte(text, 0) >= 0:
 		return nil, fmt.Errorf("%s is no text: it is no file of an environment", path)
 	}

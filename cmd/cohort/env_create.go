@@ -71,6 +71,8 @@ func (c *creation) run(cmd *cobra.Command, file string) error {
 	}
 	name := filepath.Base(file)
 	switch {
+	case foreignFiles[name] != "":
+		return usageError{fmt.Errorf("%s %s, and give that", file, foreignFiles[name])}
 	case name == "uv.lock":
 		return c.project(cmd, file)
 	case filepath.Ext(file) == ".lock":
@@ -101,6 +103,13 @@ func (c *creation) run(cmd *cobra.Command, file string) error {
 		return c.program(cmd, f)
 	}
 	return nil
+}
+
+// foreignFiles are files of projects that look like a list and are none.
+var foreignFiles = map[string]string{
+	"pyproject.toml": "says what a project wants, and not the versions: write a list of them by uv export or pip freeze",
+	"Pipfile":        "says what a project wants, and not the versions: write a list of them by pipenv requirements",
+	"conda-lock.yml": "has the packages of several platforms: write the list of one by conda-lock render --kind explicit",
 }
 
 // have says whether a tool is installed.

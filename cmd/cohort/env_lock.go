@@ -72,7 +72,7 @@ func requirementsOfPylock(text []byte) (string, error) {
 			return "", fmt.Errorf("a package has the name %.60q, which is none", p.Name)
 		}
 		if p.VCS != nil || p.Directory != nil {
-			return "", fmt.Errorf("package %s comes from a directory or a version control system, which has no hash: lock a released version, or install it by hand", p.Name)
+			return "", fmt.Errorf("package %s comes from a directory or a version control system, which has no hash: lock a released version, or leave it out (uv export --no-emit-project) and install it by hand", p.Name)
 		}
 		line := p.Name
 		var files []lockedFile

@@ -102,6 +102,21 @@ func TestBadEnvFiles(t *testing.T) {
 	if code, _, errs := cohort("env", "verify", filepath.Join(dir, "none")); code != exitUsage || !strings.Contains(errs, "does not exist") {
 		t.Errorf("a missing file: code %d, %s", code, errs)
 	}
+	wide := filepath.Join(dir, "requirements.txt")
+	if err := os.WriteFile(wide, []byte("\xff\xfea\x00=\x00"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := cohort("env", "create", wide, "--prefix", filepath.Join(dir, "new")); code != exitUsage || !strings.Contains(errs, "is UTF-16") {
+		t.Errorf("a list in UTF-16: code %d, %s", code, errs)
+	}
+	for name := range foreignFiles {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("[project]\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if code, _, errs := cohort("env", "create", filepath.Join(dir, name), "--prefix", filepath.Join(dir, "new"), "--dry-run"); code != exitUsage || !strings.Contains(errs, "and give that") {
+			t.Errorf("%s: code %d, %s", name, code, errs)
+		}
+	}
 	if code, _, errs := cohort("env", "--python", "/bin/true"); code != exitUsage || !strings.Contains(errs, "no Python interpreter") {
 		t.Errorf("no interpreter: code %d, %s", code, errs)
 	}

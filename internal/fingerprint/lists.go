@@ -28,7 +28,7 @@ var (
 // Lines with ranges, options and addresses demand no version, and are left out.
 func Pins(requirements string) []Pin {
 	var out []Pin
-	joined := strings.NewReplacer("\\\r\n", " ", "\\\n", " ").Replace(requirements)
+	joined := strings.NewReplacer("\\\r\n", " ", "\\\n", " ").Replace(strings.TrimPrefix(requirements, "\ufeff"))
 	for line := range strings.Lines(joined) {
 		if line, _, _ = strings.Cut(strings.TrimSpace(line), " #"); strings.HasPrefix(line, "#") {
 			continue

@@ -11,7 +11,7 @@ import (
 )
 
 func TestPins(t *testing.T) {
-	got := Pins(`# a list
+	got := Pins("\ufeffmarked==1\n" + `# a list
 --extra-index-url https://h/simple
 -r other.txt
 NumPy==2.4.6  # remark
@@ -24,7 +24,7 @@ b==1.*
 c @ https://h/c.whl
 zope.interface===5
 `)
-	want := []Pin{{"numpy", "2.4.6", false}, {"torch", "2.15.0+cpu", false}, {"colorama", "0.4.6", true}, {"zope-interface", "5", false}}
+	want := []Pin{{"marked", "1", false}, {"numpy", "2.4.6", false}, {"torch", "2.15.0+cpu", false}, {"colorama", "0.4.6", true}, {"zope-interface", "5", false}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
