@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -51,6 +52,7 @@ func newMachines(t *testing.T, n int) *machines {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("there is no ip (Debian: iproute2)")
 	}
+	removeMachines()
 	m := &machines{t: t, hub: fmt.Sprintf("cohort-%d-hub", os.Getpid())}
 	if out, err := exec.Command("ip", "netns", "add", m.hub).CombinedOutput(); err != nil {
 		t.Skipf("no network namespaces here: %s", out)
@@ -77,6 +79,20 @@ func newMachines(t *testing.T, n int) *machines {
 		m.ip("-n", m.hub, "link", "set", port, "up")
 	}
 	return m
+}
+
+// removeMachines removes the namespaces of tests that were killed, or that ran out of time: those
+// do not clean up.
+func removeMachines() {
+	left, _ := filepath.Glob("/run/netns/cohort-*-*")
+	for _, path := range left {
+		name := filepath.Base(path)
+		pid, err := strconv.Atoi(strings.Split(name, "-")[1])
+		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			_ = exec.Command("ip", "netns", "del", name).Run()
+			_ = os.RemoveAll(filepath.Join("/etc/netns", name))
+		}
+	}
 }
 
 // cut takes a machine off the network, or puts it back.
