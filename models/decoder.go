@@ -12,14 +12,15 @@ import (
 
 // DecoderLM is what decoders have in common: a table of tokens, layers of one shape, a norm,
 // and an output layer. Each family is a struct that embeds it, in a file of its own, which
-// chooses the parts: [Llama], [Qwen2], [Qwen3], [SmolLM3], [Gemma2], [Gemma3] and
-// [MoETransformer].
+// chooses the parts: [Llama], [Qwen2], [Qwen3], [SmolLM3], [Gemma2], [Gemma3], and with experts
+// [Mixtral], [Qwen2MoE], [Qwen3MoE] and [MoETransformer].
 type DecoderLM struct {
 	Model *Decoder   `name:"model"`
 	Head  *nn.Linear `name:"lm_head"` // nil if tied
 
 	sizes   LlamaConfig
 	options layerOptions // of all layers
+	experts int          // of a layer, 0 for none
 }
 
 // layerOptions are what families vary in a layer. The zero value is Llama's.
@@ -83,13 +84,13 @@ func (m *DecoderLM) Context() int { return m.sizes.Context }
 
 // Shape is how many parts it has.
 func (m *DecoderLM) Shape() CausalShape {
-	return CausalShape{Heads: m.sizes.Heads, KeyHeads: m.sizes.KeyHeads, Layers: m.sizes.Layers}
+	return CausalShape{Heads: m.sizes.Heads, KeyHeads: m.sizes.KeyHeads, Layers: m.sizes.Layers, Experts: m.experts}
 }
 
 // IsBlock says whether a module is one of the layers.
 func (m *DecoderLM) IsBlock(module any) bool {
 	switch module.(type) {
-	case *LlamaBlock, *GemmaBlock, *MoEBlock:
+	case *LlamaBlock, *GemmaBlock, *MoEBlock, *QwenMoEBlock:
 		return true
 	}
 	return false
@@ -100,11 +101,12 @@ func (m *DecoderLM) LoRATargets() []string { return []string{"q_proj", "v_proj"}
 
 // TensorPlan says how ranks can share the modules of the model.
 func (m *DecoderLM) TensorPlan() string {
-	return m.attentionPlan() + `
-model.layers.*.mlp.gate_proj: column
-model.layers.*.mlp.up_proj: column
-model.layers.*.mlp.down_proj: row
-` + m.headPlan()
+	return m.attentionPlan() + mlpPlan("model.layers.*.mlp") + m.headPlan()
+}
+
+// mlpPlan is the part of the plan for a feed-forward network.
+func mlpPlan(at string) string {
+	return fmt.Sprintf("%[1]s.gate_proj: column\n%[1]s.up_proj: column\n%[1]s.down_proj: row\n", at)
 }
 
 // attentionPlan is the part of the plan that does not depend on what is beside attention.

@@ -18,7 +18,7 @@
 // # Weights of others
 //
 // [LoadHuggingFace] opens a folder of a GPT-2, of an [Encoder], or of a decoder such as Llama,
-// Qwen, SmolLM or Gemma (see [DecoderLM]), and [SaveHuggingFace] writes one; config.json beside the weights decides the
+// Qwen, SmolLM, Gemma or Mixtral (see [DecoderLM]), and [SaveHuggingFace] writes one; config.json beside the weights decides the
 // configuration. Each of its keys is honoured, changes nothing in what the model
 // computes, or is refused by name; unknown ones are told ([WithNotice]).
 // [LoadSentenceEncoder] opens a folder of sentence-transformers.

@@ -240,7 +240,7 @@ func without(list nn.NamedTensors, names []string) nn.NamedTensors {
 
 // loadInto fills a model but for the tensors that its folder lacks.
 func loadInto(src checkpoint.Source, m Pretrained, fresh []string) error {
-	return checkpoint.LoadTensors(src, without(nn.StateDict(m), fresh).All(), inFloat32...)
+	return checkpoint.LoadTensors(src, without(stacksOf(m).split(nn.StateDict(m)), fresh).All(), inFloat32...)
 }
 
 // parseEncoder reads the config.json of an encoder.

@@ -31,6 +31,9 @@ func families() []family {
 		{"qwen3", "Qwen3For", &qwen3Settings, decoder(parseQwen3, func(g *Qwen3Config) *LlamaConfig { return &g.LlamaConfig }, NewQwen3)},
 		{"gemma2", "Gemma2", &gemma2Settings, decoder(parseGemma2, func(g *Gemma2Config) *LlamaConfig { return &g.LlamaConfig }, NewGemma2)},
 		{"gemma3_text", "Gemma3ForCausalLM", &gemma3Settings, decoder(parseGemma3, func(g *Gemma3Config) *LlamaConfig { return &g.LlamaConfig }, NewGemma3)},
+		{"mixtral", "Mixtral", &mixtralSettings, decoder(parseMixtral, func(g *MixtralConfig) *LlamaConfig { return &g.LlamaConfig }, NewMixtral)},
+		{"qwen2_moe", "Qwen2Moe", &qwen2MoESettings, decoder(parseQwen2MoE, func(g *QwenMoEConfig) *LlamaConfig { return &g.LlamaConfig }, NewQwen2MoE)},
+		{"qwen3_moe", "Qwen3Moe", &qwen3MoESettings, decoder(parseQwen3MoE, func(g *QwenMoEConfig) *LlamaConfig { return &g.LlamaConfig }, NewQwen3MoE)},
 		{moeType, "MoETransformer", &moeSettings, decoder(parseMoE, func(g *MoEConfig) *LlamaConfig { return &g.LlamaConfig }, NewMoETransformer)},
 		{"bert", "Bert", &bertSettings, encoder("bert")},
 		{robertaType, "Roberta", &bertSettings, encoder(robertaType)},
@@ -106,8 +109,14 @@ func decoder[G any, M Pretrained](parse func(*configuration) (G, error), sizes f
 	return func(c *configuration) (*parsed, error) {
 		g, err := parse(c)
 		size := sizes(&g)
+		var m M // of which only the type matters
+		rename := (*DecoderLM)(nil).fromHuggingFace
+		if named, ok := any(m).(interface{ fromClass(string) string }); ok {
+			rename = named.fromClass
+		}
 		return &parsed{
-			build: func(b *nn.Build) Pretrained { return build(b, g) }, rename: (*DecoderLM)(nil).fromHuggingFace,
+			inFiles: stacksOf(m),
+			build:   func(b *nn.Build) Pretrained { return build(b, g) }, rename: rename,
 			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: size.Tied, untie: func() { size.Tied = false },
 		}, err
 	}

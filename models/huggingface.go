@@ -104,7 +104,7 @@ func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
 // one is read.
 func EachHuggingFace(dir string, visit func(s nn.NamedTensor) error, opts ...LoadOption) error {
 	return openHuggingFace(dir, opts, func(src checkpoint.Source, p *parsed) error {
-		for _, s := range nn.StateDict(p.build(&nn.Build{Device: tensor.Meta})) {
+		for _, s := range p.inFiles.split(nn.StateDict(p.build(&nn.Build{Device: tensor.Meta}))) {
 			one, err := checkpoint.Rename(src, func(name string) string {
 				if name != s.Name {
 					return ""
@@ -134,11 +134,11 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	for _, opt := range opts {
 		opt(&o)
 	}
-	f, text, err := o.open(dir)
+	folder, text, err := o.open(dir)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer folder.Close()
 	p, err := parsePretrained(text)
 	if err != nil {
 		return fmt.Errorf("%w (in %s)", err, dir)
@@ -149,6 +149,10 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	if o.head != nil && p.heads == nil {
 		return fmt.Errorf("models: %s holds no encoder, whose head can be another: a BERT, RoBERTa, XLM-R, MiniLM or DistilBERT is one", dir)
 	}
+	f := checkpoint.Source(folder)
+	if p.inFiles != nil {
+		f = unfused(f)
+	}
 	names, err := p.settle(f, o.head)
 	if err != nil {
 		return err
@@ -156,7 +160,7 @@ func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Sour
 	p.first = o.first
 	// The configuration is only what a file says: nothing is allocated for it
 	// before the weights agree.
-	outline := nn.StateDict(p.build(&nn.Build{Device: tensor.Meta}))
+	outline := p.inFiles.split(nn.StateDict(p.build(&nn.Build{Device: tensor.Meta})))
 	known := make(map[string]bool, len(outline))
 	for _, s := range outline {
 		known[s.Name] = true
@@ -224,7 +228,7 @@ func SaveHuggingFace(dir string, m Pretrained, maxShardBytes int64, files map[st
 	for name, data := range files {
 		all[name] = data
 	}
-	return huggingface.Save(dir, nn.StateDict(m).All(), huggingface.SaveOptions{MaxShardBytes: maxShardBytes, Files: all})
+	return huggingface.Save(dir, stacksOf(m).split(nn.StateDict(m)).All(), huggingface.SaveOptions{MaxShardBytes: maxShardBytes, Files: all})
 }
 
 // parsed is what a config.json describes, so far as it can be known without the
@@ -233,6 +237,7 @@ type parsed struct {
 	unknown []string // settings that stand in no list
 	build   func(b *nn.Build) Pretrained
 	rename  func(name string) string // our name of a tensor, "" to leave it out
+	inFiles stacks                   // of tensors that files hold in pieces; nil for none
 	// The table of tokens and the output layer, which may be one.
 	table, output string
 	tied          bool

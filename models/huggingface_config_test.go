@@ -94,6 +94,43 @@ var familyKeys = map[string]keysOf{
 		},
 		refused: map[string]any{"layer_types": []string{"sliding_attention", "full_attention"}, "mlp_bias": true},
 	}),
+	"mixtral": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": true, "num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 7,
+		},
+		harmless: map[string]any{
+			"num_hidden_layers": 2, "num_experts": 4, "attention_bias": false, "output_router_logits": true, "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.1,
+			"layer_types": []string{"sliding_attention", "sliding_attention"},
+		},
+		refused: map[string]any{
+			"attention_bias": true, "mlp_bias": true, "num_experts": 5, "num_local_experts": -1, "sliding_window": 0, "layer_types": []string{"full_attention", "sliding_attention"},
+		},
+	}),
+	"qwen2_moe": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": true, "num_experts": 6, "num_experts_per_tok": 1, "moe_intermediate_size": 9, "shared_expert_intermediate_size": 9, "norm_topk_prob": true,
+			"decoder_sparse_step": 2, "mlp_only_layers": []int{0}, "qkv_bias": false, "sliding_window": 7,
+			"layer_types": []string{"full_attention", "full_attention", "sliding_attention"},
+		},
+		harmless: map[string]any{
+			"num_hidden_layers": 3, "num_local_experts": 5, "attention_bias": false, "use_sliding_window": true, "output_router_logits": true, "router_aux_loss_coef": 0.02, "max_window_layers": 2,
+		},
+		refused: map[string]any{
+			"attention_bias": true, "mlp_bias": true, "num_local_experts": 6, "decoder_sparse_step": 0, "shared_expert_intermediate_size": 0,
+			"layer_types": []string{"sliding_attention"},
+		},
+	}),
+	"qwen3_moe": decoderKeys(keysOf{
+		honoured: map[string]any{
+			"tie_word_embeddings": false, "num_local_experts": 6, "num_experts_per_tok": 1, "moe_intermediate_size": 9, "norm_topk_prob": false, "decoder_sparse_step": 2,
+			"mlp_only_layers": []int{0}, "attention_bias": true,
+		},
+		harmless: map[string]any{
+			"num_hidden_layers": 2, "num_experts": 4, "output_router_logits": true, "router_aux_loss_coef": 0.02, "max_window_layers": 1, "use_sliding_window": true,
+			"sliding_window": 4, "layer_types": []string{"full_attention", "full_attention"}, "mlp_only_layers": nil,
+		},
+		refused: map[string]any{"mlp_bias": true, "num_experts": 5, "decoder_sparse_step": 0, "layer_types": []string{"sliding_attention", "full_attention"}},
+	}),
 	"gemma2": decoderKeys(keysOf{
 		honoured: map[string]any{
 			"tie_word_embeddings": false, "attention_bias": true, "hidden_activation": "relu", "query_pre_attn_scalar": 5, "attn_logit_softcapping": nil,
@@ -157,6 +194,9 @@ func decoderKeys(own keysOf) keysOf {
 		"rms_norm_eps": 0.0, "rope_scaling": map[string]any{"rope_type": "mrope", "factor": 2.0}, "num_experts": 8, "hidden_act": "xielu",
 		"layer_types": []string{"chunked_attention", "full_attention"}, "quantization_config": map[string]any{"quant_method": "awq"}, "partial_rotary_factor": 0.5,
 	}
+	for key := range own.honoured {
+		delete(refused, key)
+	}
 	maps.Copy(honoured, own.honoured)
 	maps.Copy(harmless, own.harmless)
 	maps.Copy(refused, own.refused)
@@ -199,6 +239,8 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 			name = filepath.Join("encoders", "distilbert-masked")
 		case "smollm3", "qwen2", "qwen3", "gemma2":
 			name = filepath.Join("families", family)
+		case "mixtral", "qwen2_moe", "qwen3_moe":
+			name = filepath.Join("families", strings.ReplaceAll(family, "_", "-"))
 		case "gemma3_text":
 			name = filepath.Join("families", "gemma3")
 		}
@@ -241,6 +283,12 @@ func TestEverySettingIsHonouredOrHarmlessOrRefused(t *testing.T) {
 				g, err = parseQwen2(&c)
 			case "qwen3":
 				g, err = parseQwen3(&c)
+			case "mixtral":
+				g, err = parseMixtral(&c)
+			case "qwen2_moe":
+				g, err = parseQwen2MoE(&c)
+			case "qwen3_moe":
+				g, err = parseQwen3MoE(&c)
 			case "gemma2":
 				g, err = parseGemma2(&c)
 			case "gemma3_text":

@@ -23,7 +23,10 @@ func TestLoadHuggingFaceParts(t *testing.T) {
 	for name, m := range map[string]Pretrained{
 		"gpt2":  NewGPT(b, GPTConfig{Vocab: 17, Context: 8, Width: 16, Heads: 2, Layers: 2}),
 		"llama": NewLlama(b, LlamaConfig{Vocab: 13, Context: 8, Width: 32, Hidden: 48, Heads: 4, KeyHeads: 2, Layers: 2, Tied: true}),
-		"bert":  NewBERT(b, BERTConfig{Vocab: 13, Context: 8, Width: 32, Heads: 4, Layers: 1}),
+		"mixtral": NewMixtral(b, MixtralConfig{MoEConfig{
+			LlamaConfig: LlamaConfig{Vocab: 13, Context: 8, Width: 12, Hidden: 9, Heads: 2, KeyHeads: 1, Layers: 2}, Experts: 5, Active: 2,
+		}}),
+		"bert": NewBERT(b, BERTConfig{Vocab: 13, Context: 8, Width: 32, Heads: 4, Layers: 1}),
 	} {
 		dir := filepath.Join(t.TempDir(), name)
 		if err := SaveHuggingFace(dir, m, 8<<10, nil); err != nil {

@@ -29,9 +29,6 @@ func (g MoEConfig) Validate() error {
 	if err := g.LlamaConfig.Validate(); err != nil {
 		return err
 	}
-	if g.Window != 0 {
-		return fmt.Errorf("models: a token of a mixture of experts sees all before it, not a window of %d", g.Window)
-	}
 	if err := checkSizes("mixture of experts", []size{{"number of experts", g.Experts, 1 << 16}}); err != nil {
 		return err
 	}
@@ -47,7 +44,8 @@ func (g MoEConfig) Validate() error {
 	return checkSizes("mixture of experts", []size{{"number of active experts", g.Active, g.Experts}})
 }
 
-// MoETransformer is the decoder of Jiang et al. 2024 (Mixtral, arXiv 2401.04088). In
+// MoETransformer is the decoder of Jiang et al. 2024 (arXiv 2401.04088) with all that a router can
+// vary. The published families are [Mixtral], [Qwen2MoE] and [Qwen3MoE]. In
 // training its layers add the losses of the router by nn.Ctx.AddLoss.
 type MoETransformer struct {
 	Config MoEConfig `name:"-"`
@@ -58,21 +56,20 @@ type MoETransformer struct {
 // valid.
 func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
 	must("new moe", g.Validate())
-	return &MoETransformer{g, newDecoderLM(b, g.LlamaConfig, layerOptions{}, []RoPEConfig{g.RoPE}, func(i int) decoderLayer {
-		return decoderLayer{&MoEBlock{
-			Attention: newLlamaAttention(b, g.LlamaConfig, layerOptions{}),
-			Experts:   newMoE(b, g),
-			Norm1:     newRMSNorm(b, g.LlamaConfig, g.Width, layerOptions{}),
-			Norm2:     newRMSNorm(b, g.LlamaConfig, g.Width, layerOptions{}),
-		}, 0}
-	})}
+	if g.Window != 0 || g.Still != nil {
+		must("new moe", fmt.Errorf("a token of a mixture of experts sees all before it, and all layers have positions"))
+	}
+	return &MoETransformer{g, newExpertLM(b, g, layerOptions{}, func(_ int, o layerOptions) nn.ModuleN { return newMoEBlock(b, g, o) })}
 }
 
-// Shape is how many parts the model has.
-func (m *MoETransformer) Shape() CausalShape {
-	s := m.DecoderLM.Shape()
-	s.Experts = m.Config.Experts
-	return s
+// newExpertLM builds a decoder of layers that layer makes, most of which have experts.
+func newExpertLM(b *nn.Build, g MoEConfig, o layerOptions, layer func(i int, o layerOptions) nn.ModuleN) DecoderLM {
+	m := newDecoderLM(b, g.LlamaConfig, o, []RoPEConfig{g.RoPE}, func(i int) decoderLayer {
+		o := g.ofLayer(i, o)
+		return decoderLayer{layer(i, o), o.rotation}
+	})
+	m.experts = g.Experts
+	return m
 }
 
 // newMoE returns the experts of one layer, with weights of deviation 0.02.
@@ -112,6 +109,15 @@ type MoEBlock struct {
 	Experts   *nn.MoE         `name:"block_sparse_moe"`
 	Norm1     *nn.RMSNorm     `name:"input_layernorm"`
 	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
+}
+
+func newMoEBlock(b *nn.Build, g MoEConfig, o layerOptions) *MoEBlock {
+	return &MoEBlock{
+		Attention: newLlamaAttention(b, g.LlamaConfig, o),
+		Experts:   newMoE(b, g),
+		Norm1:     newRMSNorm(b, g.LlamaConfig, g.Width, o),
+		Norm2:     newRMSNorm(b, g.LlamaConfig, g.Width, o),
+	}
 }
 
 // ForwardN maps x [batch, time, width], with the tables of the rotation, to one tensor of

@@ -350,7 +350,7 @@ func FuzzPretrainedConfig(f *testing.F) {
 		}
 		f.Add(text)
 	}
-	for _, name := range []string{"smollm3", "qwen2", "qwen3-window", "gemma2", "gemma3"} {
+	for _, name := range []string{"smollm3", "qwen2", "qwen3-window", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe"} {
 		text, err := os.ReadFile(filepath.Join("testdata", "golden", "families", name, "config.json"))
 		if err != nil {
 			f.Fatal(err)

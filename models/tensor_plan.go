@@ -34,19 +34,20 @@ transformer.ln_f: sequence
 // TensorPlan says how ranks can share the modules of the model: each has some of the hidden
 // channels of all experts. Every rank runs the router, on all tokens.
 func (m *MoETransformer) TensorPlan() string {
-	plan := m.attentionPlan() + `
-model.layers.*.block_sparse_moe: input to replicate
-model.layers.*.block_sparse_moe: output from replicate to sequence
-model.layers.*.block_sparse_moe.experts: experts
-`
-	if m.Config.SharedHidden > 0 {
-		plan += `
-model.layers.*.block_sparse_moe.shared_expert.gate_proj: column from replicate
-model.layers.*.block_sparse_moe.shared_expert.up_proj: column from replicate
-model.layers.*.block_sparse_moe.shared_expert.down_proj: row to replicate
-`
+	return m.attentionPlan() + expertPlan("model.layers.*.block_sparse_moe", m.Config.SharedHidden > 0) + m.headPlan()
+}
+
+// expertPlan is the part of the plan for the experts at a path.
+func expertPlan(at string, shared bool) string {
+	plan := fmt.Sprintf("%[1]s: input to replicate\n%[1]s: output from replicate to sequence\n%[1]s.experts: experts\n", at)
+	if shared {
+		plan += fmt.Sprintf(`
+%[1]s.shared_expert.gate_proj: column from replicate
+%[1]s.shared_expert.up_proj: column from replicate
+%[1]s.shared_expert.down_proj: row to replicate
+`, at)
 	}
-	return plan + m.headPlan()
+	return plan
 }
 
 // TensorPlan says how ranks can share the modules of the model. A headless one gives whole

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -289,6 +290,21 @@ func tinyMoE(c models.MoEConfig) func(b *nn.Build) nn.Module {
 	}
 }
 
+// tinyQwenMoE returns what builds a Qwen with experts, of which no two are close.
+func tinyQwenMoE[M nn.Module](build func(*nn.Build, models.QwenMoEConfig) M, c models.QwenMoEConfig) func(b *nn.Build) nn.Module {
+	c.LlamaConfig = models.LlamaConfig{Vocab: 33, Context: 16, Width: 16, Hidden: 33, Heads: 8, KeyHeads: 4, Layers: 2}
+	c.Experts, c.Active, c.DenseHidden = 4, 2, 20
+	return func(b *nn.Build) nn.Module {
+		m := build(b, c)
+		for _, p := range nn.Parameters(m) {
+			if strings.HasSuffix(p.Name(), "mlp.gate.weight") {
+				p.Data().Scale(50)
+			}
+		}
+		return m
+	}
+}
+
 // encoder is a stack of PyTorch's layers with an output layer.
 type encoder struct {
 	Tokens *nn.Embedding
@@ -402,6 +418,10 @@ var sharedCases = []sharedCase{
 	{name: "gpt, one sample", build: tinyGPT(models.GPTConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 1, time: 8, vocab: 31, lost: true},
 	{name: "llama, a token a rank", build: tinyLlama(models.LlamaConfig{Vocab: 31}), ranks: []int{2, 4}, batch: 2, time: 4, vocab: 31, lost: true},
 	{name: "bert, one sample, a token a rank", build: tinyBERT(models.BERTConfig{Dropout: 0.1}), ranks: []int{4}, batch: 1, time: 4, vocab: 31, lost: true},
+	{name: "qwen2 moe", build: tinyQwenMoE(models.NewQwen2MoE, models.QwenMoEConfig{
+		MoEConfig: models.MoEConfig{SharedHidden: 12, SharedGate: true, Router: nn.MoEOptions{Unnormalized: true}}, InputBias: true,
+	}), ranks: []int{2}, time: 8, vocab: 33, lost: true},
+	{name: "qwen3 moe", build: tinyQwenMoE(models.NewQwen3MoE, models.QwenMoEConfig{Dense: []bool{false, true}}), ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},
 	{name: "moe, one sample", build: tinyMoE(models.MoEConfig{SharedHidden: 12}), ranks: []int{2}, batch: 1, time: 8, vocab: 33, lost: true},
 	{name: "encoder, one sample", build: newEncoder(nn.TransformerOptions{Dropout: 0.2}), plan: encoderPlan, ranks: []int{4}, batch: 1, time: 8, vocab: 31},
 	{name: "moe", build: tinyMoE(models.MoEConfig{Router: nn.MoEOptions{Balance: 0.1, Z: 0.01}}), config: wholeSequence, ranks: []int{2, 4}, time: 8, vocab: 33, lost: true},

@@ -401,7 +401,7 @@ func (r *lmRun) keepBase() error {
 
 // baseWeights returns the base's weights as they are now.
 func (r *lmRun) baseWeights() map[string][]checkpoint.Part {
-	return map[string][]checkpoint.Part{checkpoint.Model: checkpoint.Whole(nn.StateDict(r.base).All())}
+	return map[string][]checkpoint.Part{checkpoint.Model: inFiles(r.base, checkpoint.Whole(nn.StateDict(r.base).All()))}
 }
 
 // tunedFiles writes what makes a checkpoint a folder of Hugging Face's or, of a
@@ -530,7 +530,7 @@ func (c LMConfig) llama(vocab int) models.LlamaConfig {
 
 // nameOf names the kind of a model for people.
 func nameOf(m models.CausalLM) string {
-	names := map[string]string{"gpt2": "GPT", "llama": "Llama", "smollm3": "SmolLM3"}
+	names := map[string]string{"gpt2": "GPT", "llama": "Llama", "smollm3": "SmolLM3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2-MoE", "qwen3_moe": "Qwen3-MoE"}
 	kind := m.Kind()
 	if name := names[kind]; name != "" {
 		return name

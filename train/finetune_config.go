@@ -56,6 +56,10 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 		}
 		*size = 0
 	}
+	if given["balance"] != "" && c.Balance != 0 {
+		return fmt.Errorf("train lm: --balance cannot be given with --init-from: a model that --experts made keeps the weight in its config.json, and a published one trains without that loss")
+	}
+	c.Balance = 0
 	rate, out := 1e-4, filepath.Join("out", "tuned")
 	if c.LoRA > 0 {
 		rate, out = 1e-3, filepath.Join("out", "lora")
@@ -87,7 +91,7 @@ func (r *lmRun) markTuned() (unmark func()) {
 	}
 	for from, names := range map[string][]string{
 		"default of --init-from": {"out", "steps", "lr", "weight-decay", "beta2", "eval-every", "save-every"},
-		"the model's":            {"vocab", "context", "width", "heads", "layers"},
+		"the model's":            {"vocab", "context", "width", "heads", "layers", "balance"},
 	} {
 		for _, name := range names {
 			if f := r.settings.Field(name); r.cfg.InitFrom != "" && f.From == config.Default {
@@ -149,8 +153,12 @@ func (c LMConfig) loraOptions(m models.CausalLM) nn.LoRAOptions {
 		o.Targets = m.LoRATargets()
 	case slices.Equal(o.Targets, []string{allTargets}):
 		o.Targets = nil
+		left := make(map[any]bool) // by PEFT too: the output layer, and what chooses experts
 		for path, module := range nn.Modules(m) {
-			if _, ok := module.(nn.Projection); ok && path != "lm_head" { // which PEFT leaves out too
+			if moe, ok := module.(*nn.MoE); ok {
+				left[moe.Gate] = true
+			}
+			if _, ok := module.(nn.Projection); ok && path != "lm_head" && !left[module] {
 				o.Targets = append(o.Targets, path)
 			}
 		}

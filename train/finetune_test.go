@@ -501,6 +501,7 @@ func TestTuningThatCannotBegin(t *testing.T) {
 		{func(c *LMConfig) { c.Model = "mamba" }, "model", []string{`"mamba"`, "gpt2 or llama"}},
 		{func(c *LMConfig) { c.Context = 65 }, "", []string{"--context is 65", "takes 64"}},
 		{func(c *LMConfig) { c.Width = 64 }, "width", []string{"--width", "--init-from", "decides"}},
+		{func(c *LMConfig) { c.Balance = 0.5 }, "balance", []string{"--balance", "--init-from", "config.json"}},
 		{func(c *LMConfig) { c.LoRA = -1 }, "", []string{"rank of a LoRA is -1"}},
 		{func(c *LMConfig) { c.LoRA = 4; c.LoRATargets = []string{"q_proj"} }, "", []string{"--lora-targets", `"q_proj"`, "c_attn, c_fc, c_proj"}},
 		{func(c *LMConfig) { c.LoRA = 4; c.LoRADropout = 1 }, "lora-dropout", []string{"dropout of a LoRA is 1"}},

@@ -31,7 +31,7 @@ func copyBytes(parts []checkpoint.Part, ranks int) (n int64) {
 // for as much again, which the gradients and the values of a step take. All ranks call it.
 func (r *trainer[B]) canCopy(ctx context.Context) (bool, error) {
 	group := r.axes.World
-	weights := copyBytes(r.weightParts(), group.Size())
+	weights := copyBytes(r.heldWeights(), group.Size())
 	holders := group.Size() // of each part of the optimizer's state
 	if _, ok := r.opt.(divided); ok {
 		holders = 1

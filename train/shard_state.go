@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/mesh"
+	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
@@ -78,9 +79,21 @@ func onAllAxes(l mesh.Layout, m *mesh.Mesh) mesh.Layout {
 	return all
 }
 
-// ModelParts returns what this rank holds of a model's state, by the model's own names:
-// what [checkpoint.Save] saves and [checkpoint.Checkpoint.LoadParts] loads.
-func ModelParts(model parallel.Strategy) []checkpoint.Part { return partsOf(model, model.StateDict()) }
+// ModelParts returns what this rank holds of a model's state, by the model's own names, but of
+// published mixtures of experts by the names of their files ([models.FileParts]): what
+// [checkpoint.Save] saves and [checkpoint.Checkpoint.LoadParts] loads.
+func ModelParts(model parallel.Strategy) []checkpoint.Part {
+	return inFiles(model, partsOf(model, model.StateDict()))
+}
+
+// inFiles returns parts of a model's state as its files hold them.
+func inFiles(model any, parts []checkpoint.Part) []checkpoint.Part {
+	parts, err := models.FileParts(model, parts)
+	if err != nil { // this rank is not on the mesh of its own model
+		panic(err)
+	}
+	return parts
+}
 
 // partsOf returns what this rank holds of tensors: of parameters of a model what the
 // strategy says, and everything else whole.
@@ -145,7 +158,10 @@ func OptimizerParts(model parallel.Strategy, opt optim.Optimizer) []checkpoint.P
 	return parts
 }
 
-func (r *trainer[B]) weightParts() []checkpoint.Part {
+func (r *trainer[B]) weightParts() []checkpoint.Part { return inFiles(r.model, r.heldWeights()) }
+
+// heldWeights are weightParts under the model's own names, as they lie in memory.
+func (r *trainer[B]) heldWeights() []checkpoint.Part {
 	parts := partsOf(r.model, r.weights())
 	if e := r.task.Elsewhere; e != nil {
 		more, _ := e.Parts()

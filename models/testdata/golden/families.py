@@ -42,7 +42,26 @@ FAMILIES = {
     "gemma2": lambda: hf.Gemma2Config(**SIZES, head_dim=6, query_pre_attn_scalar=10, sliding_window=4, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     "gemma3": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=6, query_pre_attn_scalar=10, sliding_window=4, sliding_window_pattern=2, rope_parameters={
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}, "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}}),
+    "mixtral": lambda: hf.MixtralConfig(**SIZES, head_dim=6, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
+    "qwen2-moe": lambda: hf.Qwen2MoeConfig(**(SIZES | dict(num_hidden_layers=3)), num_experts=5, num_experts_per_tok=3, moe_intermediate_size=6, shared_expert_intermediate_size=10,
+                                           mlp_only_layers=[1], use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, head_dim=6, tie_word_embeddings=True, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True),
 }
+
+
+def experts_eager(config):
+    """The plain loop over experts: grouped products want widths of multiples of four."""
+    return {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+
+
+def ours(name, model_type, x):
+    """A tensor of the model under the names that the stacks of experts have in Cohort."""
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if name.endswith(".experts.gate_up_proj"):
+        gate, up = x.chunk(2, dim=1)
+        return {name.replace("gate_up_proj", "gate_proj"): gate, name.replace("gate_up_proj", "up_proj"): up}
+    return {name: x}
 
 
 def write(name):
@@ -50,7 +69,7 @@ def write(name):
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(5)
     config = FAMILIES[name]()
-    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts_eager(config))
     plus_one = "gemma" in name
     with torch.no_grad():  # weights far from their small first values: every part matters
         for n, p in model.named_parameters():
@@ -68,7 +87,9 @@ def write(name):
     logits, first = loss()
     first.backward()
     out = {"ids": ids, "labels": labels, "logits": logits.detach(), "generated": generated}
-    out |= {"grad." + n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    for n, p in model.named_parameters():
+        if p.grad is not None:
+            out |= {"grad." + k: g.clone() for k, g in ours(n, config.model_type, p.grad).items()}
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     losses = []
     for _ in range(20):
@@ -113,7 +134,8 @@ def rotations():
 def check(folder):
     """Whether a folder computes what is expected of it, or how far it is from it."""
     want = load_file(folder / "expected.safetensors")
-    model, info = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    eager = experts_eager(hf.AutoConfig.from_pretrained(folder))
+    model, info = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **eager)
     with torch.no_grad():
         out = model.eval()(input_ids=want["ids"]).logits
     far = ((out - want["logits"]).abs().max() / want["logits"].abs().max()).item()
