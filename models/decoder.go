@@ -61,9 +61,10 @@ type decoderLayer struct {
 	rotation int
 }
 
-// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
+// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab], or those of
+// [nn.Ctx.WithCounted].
 func (m *DecoderLM) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	h := c.Call(m.Model, ids)
+	h := c.Counted(c.Call(m.Model, ids))
 	var logits *tensor.Tensor
 	if m.Head == nil {
 		logits = tensor.Linear(h, c.Param(m.Model.Tokens.Weight), nil)

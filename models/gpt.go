@@ -102,9 +102,10 @@ func NewGPT(b *nn.Build, g GPTConfig) *GPT {
 	return m
 }
 
-// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
+// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab], or those of
+// [nn.Ctx.WithCounted].
 func (m *GPT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	h := c.Call(m.Transformer, ids)
+	h := c.Counted(c.Call(m.Transformer, ids))
 	if m.Head != nil {
 		return c.Call(m.Head, h)
 	}

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -144,4 +146,53 @@ func TestFoldersOfOtherHeads(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "extra      score.weight") {
 		t.Errorf("a Llama with another head: %v", err)
 	}
+}
+
+// TestCountedLogits: a pass that counts some tokens computes the same logits there, and no
+// others; so do the gradients of the table that is the output layer again.
+func TestCountedLogits(t *testing.T) {
+	build := &nn.Build{Generator: tensor.NewGenerator(1)}
+	for name, m := range map[string]CausalLM{
+		"gpt":   NewGPT(build, GPTConfig{Vocab: 11, Context: 8, Width: 8, Heads: 2, Layers: 1}),
+		"llama": NewLlama(build, LlamaConfig{Vocab: 11, Context: 8, Width: 8, Hidden: 12, Heads: 2, KeyHeads: 1, Layers: 1, Tied: true}),
+	} {
+		ids, places := tensor.FromInt64([]int64{1, 2, 3, 4, 5, 6, 7, 8}, 2, 4), tensor.FromInt64([]int64{1, 2, 7})
+		run := func(sparse bool) (logits []float32, grads map[string][]float32) {
+			_, err := nn.Backward(t.Context(), func(c *nn.Ctx) *tensor.Tensor {
+				if sparse {
+					c = c.WithCounted(places)
+				}
+				y := c.Call(m, ids)
+				if !sparse {
+					y = y.Reshape(8, 11).IndexSelect(0, places)
+				}
+				logits = slices.Clone(y.Float32s())
+				return y.Mul(y).Sum()
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			grads = make(map[string][]float32)
+			for i, p := range nn.Parameters(m) {
+				grads[strconv.Itoa(i)] = slices.Clone(p.Grad().Float32s())
+				p.ZeroGrad()
+			}
+			return logits, grads
+		}
+		dense, of := run(false)
+		sparse, got := run(true)
+		if len(sparse) != 3*11 || !nearly(sparse, dense) {
+			t.Errorf("%s: logits %v, want %v", name, sparse, dense)
+		}
+		for p, want := range of {
+			if !nearly(got[p], want) {
+				t.Errorf("%s: the gradient of parameter %s is %v, want %v", name, p, got[p], want)
+			}
+		}
+	}
+}
+
+// nearly compares numbers to the last bits.
+func nearly(got, want []float32) bool {
+	return slices.EqualFunc(got, want, func(a, b float32) bool { return math.Abs(float64(a-b)) <= 1e-5*(1+math.Abs(float64(b))) })
 }

@@ -21,6 +21,7 @@ type Ctx struct {
 	device    tensor.Device
 	cache     *KVCache
 	sequence  *sequence            // nil where tokens follow each other
+	counted   *tensor.Tensor       // see WithCounted; nil for all
 	cuts      []tensor.Cut         // of what Dropout is given
 	part      tensor.AttentionPart // that attention is
 	around    []Interceptor        // outermost first

@@ -28,11 +28,18 @@ type maskOf struct {
 // cut sequences, such as parallel.Parallelize with an axis cp.
 func (c *Ctx) WithPositions(places *tensor.Tensor) *Ctx {
 	wantPlaces("positions", places, 1, 2)
+	return c.withSequence(func(s *sequence) { s.positions = places })
+}
+
+// withSequence returns a carrier of the same pass with a sequence that differs in what set
+// sets.
+func (c *Ctx) withSequence(set func(s *sequence)) *Ctx {
 	d := *c
-	d.sequence = &sequence{positions: places}
-	if c.sequence != nil {
-		d.sequence.documents = c.sequence.documents
+	d.sequence = &sequence{}
+	if old := c.sequence; old != nil {
+		d.sequence = &sequence{positions: old.positions, documents: old.documents}
 	}
+	set(d.sequence)
 	return &d
 }
 
@@ -42,12 +49,27 @@ func (c *Ctx) WithPositions(places *tensor.Tensor) *Ctx {
 // tokens of a document follow each other. It cannot be had together with a [KVCache].
 func (c *Ctx) WithDocuments(documents *tensor.Tensor) *Ctx {
 	wantPlaces("documents", documents, 2)
+	return c.withSequence(func(s *sequence) { s.documents = documents })
+}
+
+// WithCounted returns a carrier of the same pass in which a language model computes its logits
+// at some tokens alone, as logits [n, vocab]: those that a loss counts. places is int64 [n]
+// and counts through batch·time. The output layer is the dearest of a small model with many
+// tokens, and prompts do not count.
+func (c *Ctx) WithCounted(places *tensor.Tensor) *Ctx {
+	wantPlaces("counted places", places, 1)
 	d := *c
-	d.sequence = &sequence{documents: documents}
-	if c.sequence != nil {
-		d.sequence.positions = c.sequence.positions
-	}
+	d.counted = places
 	return &d
+}
+
+// Counted returns the rows of features [batch, time, width] that the output layer takes: of
+// [Ctx.WithCounted] those [n, width], else all as they are.
+func (c *Ctx) Counted(features *tensor.Tensor) *tensor.Tensor {
+	if c.counted == nil {
+		return features
+	}
+	return features.Reshape(-1, features.Dim(-1)).IndexSelect(0, c.counted)
 }
 
 func wantPlaces(what string, t *tensor.Tensor, dims ...int) {

@@ -142,7 +142,7 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Name: "lm", About: r.about(), Model: r.base, Axes: r.axes, Optimizer: r.optimizer, Around: r.around,
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
-			return lossOf(c, model.(nn.Module), batch)
+			return lossOf(c, model.(nn.Module), batch, r.sequences != nil && !r.cfg.isComposed())
 		},
 		Blank: func() data.TokenBatch {
 			n := r.cfg.Batch * r.cfg.Context

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
@@ -70,7 +71,7 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 		return EvalResult{}, fmt.Errorf("%s has less text than one sequence of %d tokens: give more, or a shorter --context", name, o.Context)
 	}
 	loss := sum.nats / float64(sum.tokens)
-	return EvalResult{
+	result = EvalResult{
 		notes: result.notes,
 		Model: fmt.Sprintf("%s, %d parameters, %d tokens at once", nameOf(m), nn.NumParams(m), o.Context),
 		Data:  name, Samples: sum.tokens, Unit: "tokens",
@@ -79,7 +80,11 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 			{Name: "perplexity", Value: math.Exp(loss)},
 			{Name: "bits_per_byte", Value: data.BitsPerByte(sum.nats, sum.bytes), Unit: "bits per byte"},
 		},
-	}, nil
+	}
+	if sum.answers > 0 {
+		result.Metrics = append(result.Metrics, Metric{Name: "exact_match", Value: float64(sum.exact) / float64(sum.answers), Higher: true, Unit: "%"})
+	}
+	return result, nil
 }
 
 // recipeLM returns the settings of the run that a checkpoint is of, nil where
@@ -177,9 +182,10 @@ func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, training
 
 // scored is what a model made of texts.
 type scored struct {
-	nats   float64
-	tokens int
-	bytes  int64
+	nats           float64
+	tokens         int
+	bytes          int64
+	answers, exact int // of records with prompts
 }
 
 // add scores the sequences of a text that follow each other; what is left at its
@@ -209,14 +215,43 @@ func (s *scored) addWindows(ctx context.Context, m models.CausalLM, windows held
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		nats, err := score(ctx, m, batch)
-		if err != nil {
+		if err := s.addBatch(ctx, m, batch); err != nil {
 			return err
 		}
-		s.nats += nats
-		s.tokens += batch.Counted
 	}
 	s.bytes += windows.Bytes()
+	return nil
+}
+
+// addBatch scores a batch. An answer is an exact match if each of its tokens is the likeliest
+// one: then it is what the model writes when nothing is drawn by chance.
+func (s *scored) addBatch(ctx context.Context, m nn.Module, batch data.TokenBatch) (err error) {
+	c := nn.Evaluation(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	logits, targets := countedLogits(c, m, batch, false)
+	if batch.Counted == 0 {
+		return nil
+	}
+	s.nats += meanLoss(c, logits, targets, batch.Counted).Item() * float64(batch.Counted)
+	s.tokens += batch.Counted
+	if !slices.Contains(batch.Targets, data.NoTarget) {
+		return nil // of a text all counts
+	}
+	told := logits.ArgMax(-1).Int64s()
+	for lo := 0; lo < len(batch.Targets); lo += batch.Length {
+		of := batch.Targets[lo : lo+batch.Length]
+		if of[0] != data.NoTarget { // it has no prompt
+			continue
+		}
+		exact := true
+		for i, target := range of {
+			exact = exact && (target == data.NoTarget || target == told[lo+i])
+		}
+		if s.answers++; exact {
+			s.exact++
+		}
+	}
 	return nil
 }
 
@@ -225,7 +260,7 @@ func score(ctx context.Context, m nn.Module, batch data.TokenBatch, opts ...nn.C
 	c := nn.Evaluation(ctx, opts...)
 	defer c.Close()
 	defer c.Recover(&err)
-	loss := lossOf(c, m, batch)
+	loss := lossOf(c, m, batch, false)
 	if batch.Counted == 0 {
 		return 0, nil
 	}
@@ -233,15 +268,35 @@ func score(ctx context.Context, m nn.Module, batch data.TokenBatch, opts ...nn.C
 }
 
 // lossOf computes the mean loss of the targets of a batch that count. It is 0 if none does.
-func lossOf(c *nn.Ctx, m nn.Module, batch data.TokenBatch) *tensor.Tensor {
+func lossOf(c *nn.Ctx, m nn.Module, batch data.TokenBatch, sparse bool) *tensor.Tensor {
+	logits, targets := countedLogits(c, m, batch, sparse)
+	return meanLoss(c, logits, targets, batch.Counted)
+}
+
+// countedLogits computes the logits of a batch, and returns the targets beside them. If the model is
+// not split within a sequence, sparse leaves out both where the targets do not count.
+func countedLogits(c *nn.Ctx, m nn.Module, batch data.TokenBatch, sparse bool) (logits, targets *tensor.Tensor) {
 	on := tensor.On(c.Device())
 	inputs, targets := tensorsOf(c, batch)
 	within := c
 	if batch.Documents != nil {
-		within = c.WithDocuments(on.FromInt64(batch.Documents, batch.Rows, batch.Length))
+		within = within.WithDocuments(on.FromInt64(batch.Documents, batch.Rows, batch.Length))
 	}
-	logits := within.Call(m, inputs)
-	if batch.Counted > 0 {
+	if n := batch.Counted; sparse && n > 0 && n <= len(batch.Targets)*7/8 {
+		var at, of []int64
+		for i, target := range batch.Targets {
+			if target != tensor.IgnoreIndex {
+				at, of = append(at, int64(i)), append(of, target)
+			}
+		}
+		within, targets = within.WithCounted(on.FromInt64(at, len(at))), on.FromInt64(of, len(of))
+	}
+	return within.Call(m, inputs), targets
+}
+
+// meanLoss is that of the targets that count.
+func meanLoss(c *nn.Ctx, logits, targets *tensor.Tensor, counted int) *tensor.Tensor {
+	if counted > 0 {
 		return c.CallN(&nn.CrossEntropyLoss{}, logits, targets)[0]
 	}
 	return c.CallN(&nn.CrossEntropyLoss{Reduction: tensor.ReduceSum}, logits, targets)[0]

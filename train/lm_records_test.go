@@ -21,6 +21,9 @@ import (
 	"github.com/cohort-ml/cohort/data/chat"
 	"github.com/cohort-ml/cohort/data/sequences"
 	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // writeRecords makes a file of n records of a kind, of very different lengths.
@@ -326,5 +329,36 @@ func TestRecordsAgainstTransformers(t *testing.T) {
 	c := tuning(t, from+"/messages.jsonl")
 	if _, err := run(t, 1, c, givenForRecords...); err == nil || !strings.Contains(err.Error(), "chats need the chat template of a model") {
 		t.Errorf("no template: %v", err)
+	}
+}
+
+// foreteller is a model whose likeliest next token is always one more than the last.
+type foreteller struct{ models.CausalLM }
+
+func (foreteller) Forward(_ *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	const vocab = 10
+	logits := make([]float32, ids.NumElems()*vocab)
+	for i, id := range ids.Int64s() {
+		logits[i*vocab+int(id+1)%vocab] = 5
+	}
+	return tensor.FromFloat32(logits, ids.Dim(0), ids.Dim(1), vocab)
+}
+
+// TestExactMatch: an answer counts as right if all of its tokens are foretold; a text without
+// a prompt does not count, nor does what fills up a row.
+func TestExactMatch(t *testing.T) {
+	const no = data.NoTarget
+	b := data.TokenBatch{
+		Rows: 4, Length: 4,
+		Inputs:  []int64{1, 2, 3, 4 /**/, 7, 3, 4, 0 /**/, 5, 5, 6, 7 /**/, 1, 2, 3, 4},
+		Targets: []int64{no, 3, 4, 5 /**/, no, 4, no, no /**/, no, 6, 7, 9 /**/, 2, 3, 4, 5},
+		Counted: 11,
+	}
+	var s scored
+	if err := s.addBatch(t.Context(), foreteller{}, b); err != nil {
+		t.Fatal(err)
+	}
+	if s.answers != 3 || s.exact != 2 || s.tokens != 11 {
+		t.Errorf("%d of %d answers are exact, of %d tokens", s.exact, s.answers, s.tokens)
 	}
 }
