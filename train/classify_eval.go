@@ -18,6 +18,7 @@ import (
 type classCounts struct {
 	hit, wrong, missed []int64
 	seen, right        int64
+	pairs              []int64 // [class, told]; nil where there are too many, or several of a text
 	loss               float64 // or the sum of squared errors, over texts
 }
 
@@ -73,7 +74,11 @@ func (r *classifyRun) countShare(ctx context.Context, model any, together turns,
 }
 
 func newClassCounts(k int) classCounts {
-	return classCounts{hit: make([]int64, k), wrong: make([]int64, k), missed: make([]int64, k)}
+	t := classCounts{hit: make([]int64, k), wrong: make([]int64, k), missed: make([]int64, k)}
+	if k <= maxConfusion {
+		t.pairs = make([]int64, k*k)
+	}
+	return t
 }
 
 // evalClassify evaluates a classifier of texts.
@@ -86,10 +91,16 @@ func (at place) evalClassify(ctx context.Context, o EvalOptions) (EvalResult, er
 	if _, err := r.prepareFrom(ctx, &SavedRun{Checkpoint: at.checkpoint}, false); err != nil {
 		return EvalResult{}, err
 	}
-	return evalHeld(at, o, &r.training, &r.held, run.Data, encoderName(r.model), func() (Metrics, error) {
+	var confusion *Confusion
+	result, err := evalHeld(at, o, &r.training, &r.held, run.Data, encoderName(r.model), func() (Metrics, error) {
 		t, err := r.countShare(ctx, r.model, turns{}, 0, r.held.Len())
+		if t.pairs != nil && (r.cfg.Kind == kindSingle || r.cfg.Kind == kindTags) {
+			confusion = &Confusion{r.classes, t.pairs}
+		}
 		return t.metrics(r.cfg.Kind, r.held.Len()), err
 	})
+	result.Confusion = confusion
+	return result, err
 }
 
 // count classifies a batch.
@@ -148,6 +159,9 @@ func (t *classCounts) addClasses(told, labels []int64) {
 			t.missed[label]++
 		}
 		t.seen++
+		if t.pairs != nil {
+			t.pairs[int(label)*len(t.hit)+int(told[i])]++
+		}
 	}
 }
 

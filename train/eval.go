@@ -41,6 +41,9 @@ type EvalResult struct {
 	Samples int    // number of samples, in Unit
 	Unit    string // such as "tokens"
 	Metrics Metrics
+	// Confusion counts the samples of each class by what they were taken for: of classifiers of
+	// images, and of texts or words of one class, with up to 256 classes; else nil.
+	Confusion *Confusion
 
 	notes []string // for people who compare the metrics with those of training
 }

@@ -41,6 +41,13 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 			return EvalResult{}, err
 		}
 		all.seen, all.right, all.skipped, all.loss = all.seen+t.seen, all.right+t.right, all.skipped+t.skipped, all.loss+t.loss
+		if all.confusion == nil {
+			all.confusion = t.confusion
+			continue
+		}
+		for i, n := range t.confusion {
+			all.confusion[i] += n
+		}
 	}
 	result := EvalResult{Model: m.String(), Data: images.name, Samples: all.seen, Unit: "images", notes: images.notes}
 	if all.skipped > 0 {
@@ -50,6 +57,9 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 		result.changed(ck, images.trained)
 	}
 	result.Metrics, err = all.metrics()
+	if all.confusion != nil {
+		result.Confusion = &Confusion{m.Config.Classes, all.confusion}
+	}
 	return result, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +24,7 @@ func newEvalCommand() *cobra.Command {
 	var from string
 	var step int
 	var asJSON bool
+	var picture string
 	var o train.EvalOptions
 	cmd := &cobra.Command{
 		Use:   "eval --from PLACE",
@@ -55,6 +57,14 @@ all of the data.`,
 			if err != nil {
 				return err
 			}
+			if picture != "" {
+				if r.Confusion == nil {
+					return usageError{fmt.Errorf("--confusion is for classifiers with up to 256 classes: %s is of the task %q", r.Path, r.Task)}
+				}
+				if err := writeOutput(cmd, picture, func(w io.Writer, _ *os.File) error { return r.Confusion.WriteSVG(w) }); err != nil {
+					return err
+				}
+			}
 			return printEvaluation(cmd.OutOrStdout(), r, asJSON)
 		},
 	}
@@ -66,6 +76,7 @@ all of the data.`,
 	f.IntVar(&o.Batch, "batch", 0, "samples that go through the model at once (default: what suits the recipe)")
 	f.IntVar(&o.Tokens, "tokens", 0, "of a text, evaluate on at most `N` tokens (default: all)")
 	f.IntVar(&o.Context, "context", 0, "tokens that a language model sees at once (default: as in training)")
+	f.StringVar(&picture, "confusion", "", "write the confusion matrix of a classifier as a picture to `FILE`, which ends with .svg")
 	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object")
 	return cmd
 }
@@ -74,6 +85,9 @@ all of the data.`,
 func printEvaluation(w io.Writer, r train.EvalResult, asJSON bool) error {
 	if !asJSON {
 		_, err := fmt.Fprintf(w, "%s: %s\n%s: %d %s\n%s\n", r.Path, r.Model, r.Data, r.Samples, r.Unit, r.Metrics)
+		if c := r.Confusion; err == nil && c != nil && len(c.Classes) <= 16 {
+			_, err = fmt.Fprintf(w, "\n%v\n", c)
+		}
 		return err
 	}
 	line := map[string]any{"eval": r.Task, "path": r.Path, "step": r.Step, "model": r.Model, "data": r.Data, "samples": r.Samples, "unit": r.Unit}
