@@ -4,7 +4,6 @@ package train
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/cohort-ml/cohort/checkpoint/storage"
 )
 
 const generationFile = "generation_config.json"
@@ -41,29 +38,6 @@ type Generation struct {
 	Ignored []string
 
 	file string
-}
-
-// LoadGeneration reads the settings for generating text in the folder of a language
-// model; from is as for [LoadLM]. If the folder has settings that [Generate] ignores,
-// LoadGeneration calls notice with their names.
-func LoadGeneration(ctx context.Context, from storage.Storage, notice func(text string)) (Generation, error) {
-	at, err := findModel(ctx, from, func(string) {}) // LoadLM tells what was passed over
-	if err != nil {
-		return Generation{}, fmt.Errorf("load what a model says of generation: %w", err)
-	}
-	dir, done, err := at.local(ctx)
-	if err != nil {
-		return Generation{}, err
-	}
-	defer done()
-	g, err := generationOf(dir)
-	if err != nil {
-		return Generation{}, fmt.Errorf("%s: %w", at.path, err)
-	}
-	if len(g.Ignored) > 0 {
-		notice(fmt.Sprintf("%s: %s is not done", storage.At(at.from, g.file), strings.Join(g.Ignored, ", ")))
-	}
-	return g, nil
 }
 
 // generationOf reads the settings in a folder, or in that of an adapter's base.
