@@ -29,6 +29,9 @@ var (
 	ResNet18Config = ResNetConfig{Blocks: [4]int{2, 2, 2, 2}}
 	ResNet34Config = ResNetConfig{Blocks: [4]int{3, 4, 6, 3}}
 	ResNet50Config = ResNetConfig{Blocks: [4]int{3, 4, 6, 3}, Bottleneck: true}
+
+	ResNet101Config = ResNetConfig{Blocks: [4]int{3, 4, 23, 3}, Bottleneck: true}
+	ResNet152Config = ResNetConfig{Blocks: [4]int{3, 8, 36, 3}, Bottleneck: true}
 )
 
 // Validate reports a shape that makes no network.

@@ -28,6 +28,9 @@ type BatchNorm struct {
 	Momentum float64
 	// Cumulative makes them the average over all batches: PyTorch's momentum=None.
 	Cumulative bool
+	// Frozen makes training passes use the running statistics too, which stay as they are: for
+	// the layers of a pretrained model that are not trained.
+	Frozen bool `name:"-"`
 	// Sync adds up the statistics of training passes over ranks, nil for those of
 	// this rank alone; see parallel.ConvertSyncBatchNorm.
 	Sync StatsReducer `name:"-"`
@@ -98,7 +101,7 @@ func (n *BatchNorm) call(c *Ctx, x, residual *tensor.Tensor, relu bool) *tensor.
 
 func (n *BatchNorm) normalise(c *Ctx, x, residual *tensor.Tensor, relu bool) *tensor.Tensor {
 	o := tensor.BatchNormOptions{
-		Eps: n.Eps, Momentum: n.Momentum, Cumulative: n.Cumulative, Training: c.Training(), Residual: residual, ReLU: relu,
+		Eps: n.Eps, Momentum: n.Momentum, Cumulative: n.Cumulative, Training: c.Training() && !n.Frozen, Residual: residual, ReLU: relu,
 	}
 	// A training pass that is run again has moved the statistics already.
 	if n.RunningMean != nil && !(c.Training() && c.Recomputing()) {

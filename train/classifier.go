@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -25,7 +26,13 @@ const (
 	visionResNet50 = "resnet50"
 )
 
-var visionModels = []string{visionMLP, visionCNN, visionResNet18, visionResNet50}
+var visionModels = []string{visionMLP, visionCNN, visionResNet18, "resnet34", visionResNet50, "resnet101", "resnet152"}
+
+// resNets are the residual networks by the names of timm and torchvision.
+var resNets = map[string]models.ResNetConfig{
+	visionResNet18: models.ResNet18Config, "resnet34": models.ResNet34Config, visionResNet50: models.ResNet50Config,
+	"resnet101": models.ResNet101Config, "resnet152": models.ResNet152Config,
+}
 
 const (
 	maxSide      = 4096    // pixels of a side
@@ -37,7 +44,7 @@ const (
 // ClassifierConfig describes a trained image classifier, besides its weights. It is
 // config.json in checkpoints of [Vision].
 type ClassifierConfig struct {
-	ModelType string    `json:"model_type"` // mlp, cnn, resnet18 or resnet50
+	ModelType string    `json:"model_type"` // mlp, cnn or a resnet such as resnet18
 	Size      int       `json:"size"`       // pixels of a side
 	Channels  int       `json:"channels"`   // 1 or 3
 	Widths    []int     `json:"widths,omitempty"`
@@ -45,6 +52,12 @@ type ClassifierConfig struct {
 	Mean      []float64 `json:"mean"`    // of the channels, which are 0 to 1
 	Std       []float64 `json:"std"`
 	Fit       string    `json:"fit,omitempty"` // what becomes of other sizes: "middle" cuts photos, "whole" squeezes
+	// Resize is what the shorter side is scaled to before the middle is cut; 0 is Size and a seventh.
+	Resize        int    `json:"resize,omitempty"`
+	Interpolation string `json:"interpolation,omitempty"` // "bilinear", also "", or "bicubic"
+	// Stem is "large" for the first convolution of 7·7 at every size; else a ResNet for images
+	// of up to 96 pixels has one of 3·3.
+	Stem string `json:"stem,omitempty"`
 }
 
 // Classifier predicts the classes of images.
@@ -79,7 +92,7 @@ func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
 		if c.Channels != 3 {
 			return nil, fmt.Errorf("a %s of images of %d channels: want 3", c.ModelType, c.Channels)
 		}
-		r.Classes, r.SmallImages, r.ZeroInitResidual = len(c.Classes), c.Size <= smallImages, true
+		r.Classes, r.SmallImages, r.ZeroInitResidual = len(c.Classes), c.hasSmallStem(), true
 		return &Classifier{c, models.NewResNet(b, r)}, nil
 	}
 	switch c.ModelType {
@@ -95,10 +108,9 @@ func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
 			return nil, fmt.Errorf("images of %d pixels a side are too small for %d stages, which need %d: give --size or fewer --widths", c.Size, len(c.Widths), g.MinSide())
 		}
 		return &Classifier{c, models.NewCNN(b, g)}, nil
-	case visionResNet18:
-		return resnet(models.ResNet18Config)
-	case visionResNet50:
-		return resnet(models.ResNet50Config)
+	}
+	if r, ok := resNets[c.ModelType]; ok {
+		return resnet(r)
 	}
 	return nil, fmt.Errorf("no classifier is called %q: there are %s", c.ModelType, strings.Join(visionModels, ", "))
 }
@@ -136,7 +148,10 @@ func OpenClassifier(ck *checkpoint.Checkpoint) (*Classifier, error) {
 
 // String describes the model.
 func (m *Classifier) String() string {
-	kind := map[string]string{visionMLP: "MLP", visionCNN: "CNN", visionResNet18: "ResNet-18", visionResNet50: "ResNet-50"}[m.Config.ModelType]
+	kind := strings.ToUpper(m.Config.ModelType)
+	if n, ok := strings.CutPrefix(m.Config.ModelType, "resnet"); ok {
+		kind = "ResNet-" + n
+	}
 	if len(m.Config.Widths) > 0 {
 		kind += " of widths " + strings.Trim(fmt.Sprint(m.Config.Widths), "[]")
 	}
@@ -168,12 +183,25 @@ func (c ClassifierConfig) sized(set *vision.Set) []vision.Transform {
 	h, w, _, ok := set.Shape()
 	switch {
 	case !ok:
-		return []vision.Transform{vision.Resize{Short: c.Size + c.Size/7}, vision.CenterCrop{Width: c.Size, Height: c.Size}}
+		return c.middle()
 	case h != c.Size || w != c.Size:
-		return []vision.Transform{vision.ResizeTo{Width: c.Size, Height: c.Size}}
+		return []vision.Transform{vision.ResizeTo{Width: c.Size, Height: c.Size, Cubic: c.isCubic()}}
 	}
 	return nil
 }
+
+// middle returns the transforms that take the middle of a photo.
+func (c ClassifierConfig) middle() []vision.Transform {
+	return []vision.Transform{vision.Resize{Short: c.short(), Cubic: c.isCubic()}, vision.CenterCrop{Width: c.Size, Height: c.Size}}
+}
+
+// short is what the shorter side of a photo is scaled to.
+func (c ClassifierConfig) short() int { return cmp.Or(c.Resize, c.Size+c.Size/7) }
+
+func (c ClassifierConfig) isCubic() bool { return c.Interpolation == bicubic }
+
+// hasSmallStem says whether a ResNet begins with a convolution of 3·3.
+func (c ClassifierConfig) hasSmallStem() bool { return c.Stem == "" && c.Size <= smallImages }
 
 // varied returns the transforms of images for training.
 func (c ClassifierConfig) varied(set *vision.Set, augment string) []vision.Transform {
@@ -184,7 +212,7 @@ func (c ClassifierConfig) varied(set *vision.Set, augment string) []vision.Trans
 	case augmentMirror:
 		return append(c.sized(set), shift, vision.RandomFlip{})
 	case augmentZoom:
-		return []vision.Transform{vision.RandomResizedCrop{Width: c.Size, Height: c.Size}, vision.RandomFlip{}}
+		return []vision.Transform{vision.RandomResizedCrop{Width: c.Size, Height: c.Size, Cubic: c.isCubic()}, vision.RandomFlip{}}
 	}
 	return c.sized(set)
 }

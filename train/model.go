@@ -67,6 +67,20 @@ func Load(ctx context.Context, from storage.Storage, notice func(text string)) (
 	if m.Task, err = at.task(); err != nil {
 		return nil, fmt.Errorf("load a model: %w", err)
 	}
+	if m.Task == "lm" && at.checkpoint == nil {
+		p, err := pretrainedIn(ctx, at.from, "")
+		if err == nil && p != nil {
+			m.Task = "vision"
+			m.Images, err = p.open()
+			p.close()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("load a model: %w", err)
+		}
+		if p != nil {
+			return m, nil
+		}
+	}
 	switch m.Task {
 	case "vision":
 		m.Images, err = OpenClassifier(at.checkpoint)

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -19,10 +20,15 @@ import (
 const (
 	fitMiddle = "middle" // the middle of the image, as of photos
 	fitWhole  = "whole"  // all of it
+
+	bilinear  = "bilinear"
+	bicubic   = "bicubic"
+	largeStem = "large"
 )
 
-// fitting returns the transforms that give an image of any size the classifier's.
-func (c ClassifierConfig) fitting() []vision.Transform {
+// fitting returns the transforms that give an image the classifier's size. A photo is cut also
+// where it has that size already: its like were in training.
+func (c ClassifierConfig) fitting(size vision.Image) []vision.Transform {
 	how := c.Fit
 	if how == "" { // it was saved before that was written down
 		how = fitWhole
@@ -31,13 +37,25 @@ func (c ClassifierConfig) fitting() []vision.Transform {
 		}
 	}
 	if how == fitMiddle {
-		return []vision.Transform{vision.Resize{Short: c.Size + c.Size/7}, vision.CenterCrop{Width: c.Size, Height: c.Size}}
+		return c.middle()
 	}
-	return []vision.Transform{vision.ResizeTo{Width: c.Size, Height: c.Size}}
+	if c.Size == size.Width && c.Size == size.Height {
+		return nil
+	}
+	return []vision.Transform{vision.ResizeTo{Width: c.Size, Height: c.Size, Cubic: c.isCubic()}}
 }
 
 // checkFit reports a way that is not known.
 func (c ClassifierConfig) checkFit() error {
+	if c.Interpolation != "" && c.Interpolation != bilinear && c.Interpolation != bicubic {
+		return fmt.Errorf("a classifier of images with the interpolation %q: want %s or %s", c.Interpolation, bilinear, bicubic)
+	}
+	if c.Resize != 0 && (c.Resize < c.Size || c.Resize > 4*maxSide) {
+		return fmt.Errorf("a classifier of images of %d pixels that scales them to %d: want %[1]d to %d", c.Size, c.Resize, 4*maxSide)
+	}
+	if c.Stem != "" && c.Stem != largeStem {
+		return fmt.Errorf("a classifier of images with the stem %q: want %s, or none", c.Stem, largeStem)
+	}
 	if c.Fit != "" && c.Fit != fitMiddle && c.Fit != fitWhole {
 		return fmt.Errorf("a classifier of images with the fit %q: want %s or %s", c.Fit, fitMiddle, fitWhole)
 	}
@@ -49,13 +67,11 @@ func (c ClassifierConfig) fit(img vision.Image) (vision.Image, error) {
 	if img.Width < 1 || img.Height < 1 || len(img.Pix) != img.Width*img.Height*img.Channels {
 		return img, &FieldError{Field: "image", Detail: fmt.Sprintf("an image of %d·%d pixels, %d channels and %d bytes: vision.Decode makes one", img.Width, img.Height, img.Channels, len(img.Pix))}
 	}
-	if img.Width != c.Size || img.Height != c.Size {
-		r := rand.New(rand.NewPCG(0, 0)) // which these transforms do not ask
-		for _, t := range c.fitting() {
-			var err error
-			if img, err = t.Apply(r, img); err != nil {
-				return img, &FieldError{Field: "image", Detail: err.Error()}
-			}
+	r := rand.New(rand.NewPCG(0, 0)) // which these transforms do not ask
+	for _, t := range c.fitting(img) {
+		var err error
+		if img, err = t.Apply(r, img); err != nil {
+			return img, &FieldError{Field: "image", Detail: err.Error()}
 		}
 	}
 	if c.Channels == 1 && img.Channels == 3 {
@@ -152,4 +168,13 @@ func (r *Recommender) predict(ctx context.Context, some []Prepared) (out []Predi
 		out = append(out, Prediction{Probability: sigmoid(float64(v))})
 	}
 	return out, nil
+}
+
+// Fitting says in words what an image goes through before the model sees it.
+func (c ClassifierConfig) Fitting() string {
+	how := cmp.Or(c.Interpolation, bilinear)
+	if len(c.fitting(vision.Image{})) == 2 {
+		return fmt.Sprintf("scale the shorter side to %d (%s with antialiasing), take the middle %d·%d", c.short(), how, c.Size, c.Size)
+	}
+	return fmt.Sprintf("scale to %d·%d (%s with antialiasing)", c.Size, c.Size, how)
 }

@@ -8,7 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -33,6 +36,7 @@ type visionRun struct {
 	classifier     *Classifier
 	source         source            // whose weights it begins with
 	was            *ClassifierConfig // its classifier's; of a run that goes on its own
+	pretrained     *pretrainedImages // the same, of timm or torchvision; nil for none
 	last           tally             // of all ranks, in the last evaluation
 	unread         []string          // what this rank could not read, for rank 0 to tell
 }
@@ -80,14 +84,17 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 		return nil, err
 	}
 	described := r.describe()
+	if err := r.keepsSource(&described); err != nil {
+		return nil, err
+	}
 	plan, err := NewClassifier(&nn.Build{Device: tensor.Meta}, described)
 	if err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
-	if err := checkMemory("vision", plan.Model, r.cfg.SharedConfig); err != nil {
+	if err := freeze(plan, r.cfg.Freeze); err != nil {
 		return nil, err
 	}
-	if err := r.keepsSource(&described); err != nil {
+	if err := checkMemory("vision", plan.Model, r.cfg.SharedConfig); err != nil {
 		return nil, err
 	}
 	return r.config(), nil
@@ -140,7 +147,7 @@ func (r *visionRun) resolve() (err error) {
 	if c.Size == 0 {
 		size, from := max(h, w), "the data"
 		if !fixed {
-			size, from = map[string]int{visionMLP: 32, visionCNN: 64, visionResNet18: 224, visionResNet50: 224}[c.Model], "the model"
+			size, from = cmp.Or(map[string]int{visionMLP: 32, visionCNN: 64}[c.Model], 224), "the model"
 		}
 		if err := fill("size", strconv.Itoa(size), from); err != nil {
 			return err
@@ -167,7 +174,10 @@ func (r *visionRun) resolve() (err error) {
 		}
 	}
 	if c.LR == 0 {
-		lr := map[string]string{visionMLP: "0.003", visionCNN: "0.005", visionResNet18: "0.002", visionResNet50: "0.001"}[c.Model]
+		lr := cmp.Or(map[string]string{visionMLP: "0.003", visionCNN: "0.005", visionResNet18: "0.002"}[c.Model], "0.001")
+		if r.pretrained != nil {
+			lr = "0.0003" // what it knows is worth keeping
+		}
 		if err := fill("lr", lr, "the model"); err != nil {
 			return err
 		}
@@ -184,6 +194,9 @@ func (r *visionRun) resolve() (err error) {
 }
 
 func (r *visionRun) close() {
+	if r.pretrained != nil {
+		r.pretrained.close()
+	}
 	for _, s := range []*vision.Set{r.training, r.test} {
 		if s != nil {
 			s.Close() // opened for reading alone
@@ -195,7 +208,7 @@ func (r *visionRun) close() {
 // tell.
 func (r *visionRun) describe() ClassifierConfig {
 	_, _, channels, fixed := r.training.Shape()
-	if !fixed || r.cfg.Model == visionResNet18 || r.cfg.Model == visionResNet50 {
+	if _, resnet := resNets[r.cfg.Model]; !fixed || resnet {
 		channels = 3
 	}
 	layers, _ := widths("widths", r.cfg.Widths) // Validate has seen them
@@ -267,6 +280,9 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 	phaseOf(ctx).enter("making the model")
 	if r.classifier, err = NewClassifier(r.cfg.newBuild(saved == nil && r.was != nil), described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	if err := freeze(r.classifier, r.cfg.Freeze); err != nil {
+		return nil, err
 	}
 	if saved == nil && r.was != nil {
 		return nil, r.carry()
@@ -495,14 +511,36 @@ func (r *visionRun) evaluate(ctx context.Context, model any) (Metrics, error) {
 
 // files writes what is to know besides the weights.
 func (r *visionRun) files(w *checkpoint.Writer) error {
-	return w.WriteJSON(configFile, r.classifier.Config)
+	return w.WriteJSON(configFile, r.classifier.Config.file())
 }
 
 // finish says what the classifier gets wrong.
 func (r *visionRun) finish(context.Context, any) (Ending, error) {
 	end := Ending{Next: "eval --from " + argument(cmp.Or(r.cfg.SaveTo, r.cfg.Out))}
+	if r.axes.World.Rank() == 0 && r.last.confusion != nil {
+		if err := r.draw(); err != nil {
+			return Ending{}, err
+		}
+	}
 	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
 		end.Title, end.Text, end.Key = "the most frequent mistakes", text, "mistakes"
 	}
 	return end, nil
+}
+
+// draw writes the confusion matrix of the last evaluation into the run's directory.
+func (r *visionRun) draw() error {
+	path := filepath.Join(r.cfg.Out, "confusion.svg")
+	f, err := os.Create(path)
+	if errors.Is(err, fs.ErrNotExist) { // its checkpoints are elsewhere
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("train vision: %w", err)
+	}
+	c := Confusion{r.classifier.Config.Classes, r.last.confusion}
+	if err := errors.Join(c.WriteSVG(f), f.Close()); err != nil {
+		return fmt.Errorf("train vision: %s: %w", path, err)
+	}
+	return nil
 }

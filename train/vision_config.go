@@ -21,9 +21,10 @@ type VisionConfig struct {
 	Data   string  `json:"data" group:"Run" values:"digits|DIR" usage:"images: the digits that are part of this program, or those in a directory with MNIST's IDX files, CIFAR's binary files, or a directory of JPEG and PNG files for each class"`
 	Epochs float64 `json:"epochs" usage:"how many times to train on every image"`
 
-	Model    string   `json:"model" run:"fixed" group:"Model" values:"mlp|cnn|resnet18|resnet50" usage:"kind of model"`
+	Model    string   `json:"model" run:"fixed" group:"Model" values:"mlp|cnn|resnet18|resnet34|resnet50|resnet101|resnet152" usage:"kind of model"`
 	Widths   []string `json:"widths" run:"fixed" usage:"{WIDTHS} of an mlp's layers or a cnn's stages, such as 32,64; default: what suits the model"`
-	InitFrom string   `json:"init_from,omitempty" run:"fixed" usage:"{DIR} of a run whose weights this one begins with, such as a run on fewer images; classes are matched by name"`
+	InitFrom string   `json:"init_from,omitempty" run:"fixed" usage:"{DIR} of a run whose weights this one begins with, such as a run on fewer images, or a folder or file of a ResNet of timm or torchvision; classes are matched by name"`
+	Freeze   []string `json:"freeze,omitempty" run:"fixed" usage:"{NAMES} of layers that stay as they are, such as conv1,bn1,layer1; body: all but the last layer"`
 
 	Size    int    `json:"size" run:"fixed" group:"Image" usage:"scale images to {N} pixels a side; 0: the size of the data, or for JPEG and PNG files 32, 64 or 224, by the model"`
 	Augment string `json:"augment" values:"none|shift|mirror|zoom" usage:"how training images are varied; mirror includes shift, and zoom takes a random part and mirrors it; default: what suits the data"`
@@ -51,7 +52,7 @@ var augments = []string{augmentNone, augmentShift, augmentMirror, augmentZoom}
 func DefaultVision() VisionConfig {
 	c := VisionConfig{
 		SharedConfig: sharedDefaults("out/vision"), Data: vision.DigitsName, Epochs: 20,
-		Model: visionCNN, Widths: []string{}, OnError: "fail",
+		Model: visionCNN, Widths: []string{}, Freeze: []string{}, OnError: "fail",
 		WeightDecay: 0.05, Warmup: 0.1, LRFloor: 0.01,
 	}
 	c.Batch, c.Clip, c.EvalEvery, c.SaveEvery = 32, 1, 100, 500

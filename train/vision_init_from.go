@@ -18,6 +18,14 @@ func (r *visionRun) openSource(ctx context.Context, saved *SavedRun) (err error)
 		return nil
 	}
 	r.was = new(ClassifierConfig)
+	if saved == nil {
+		if r.pretrained, err = findPretrained(ctx, r.cfg.SaveConfig, r.cfg.InitFrom); err != nil {
+			return fmt.Errorf("train vision: --init-from: %w", err)
+		}
+		if r.pretrained != nil {
+			return r.takePretrained()
+		}
+	}
 	if r.source, err = openSource(ctx, "vision", r.cfg.SaveConfig, r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
 		return err
 	}
@@ -38,13 +46,17 @@ func (r *visionRun) keepsSource(c *ClassifierConfig) error {
 		return fmt.Errorf("train vision: --init-from: the model in %s sees images of %d channels, those of %s have %d", r.cfg.InitFrom, r.was.Channels, r.training.Name(), c.Channels)
 	}
 	c.Mean, c.Std = r.was.Mean, r.was.Std
+	c.Interpolation, c.Stem, c.Resize = r.was.Interpolation, r.was.Stem, r.was.Resize
+	if c.Resize != 0 && c.Size != r.was.Size { // the same share of a photo
+		c.Resize = int(float64(c.Size) * float64(r.was.Resize) / float64(r.was.Size))
+	}
 	return nil
 }
 
 // carry begins with the weights of the source.
 func (r *visionRun) carry() error {
 	fail := func(err error) error { return fmt.Errorf("train vision: --init-from: %w", err) }
-	old, err := OpenClassifier(r.source.ck)
+	old, err := r.openOld()
 	if err != nil {
 		return fail(err)
 	}
@@ -53,6 +65,9 @@ func (r *visionRun) carry() error {
 		return fail(err)
 	}
 	classes, was := r.classifier.Config.Classes, old.Config.Classes
+	if r.pretrained != nil && !r.pretrained.named {
+		was = nil // numbers, which are not the names of classes
+	}
 	rows := places(classes, was)
 	err = carry(nn.StateDict(r.classifier.Model), nn.StateDict(old.Model), func(name string) carried {
 		if slices.Contains(heads, name) {
@@ -63,8 +78,20 @@ func (r *visionRun) carry() error {
 	if err != nil {
 		return fail(err)
 	}
+	if r.pretrained != nil {
+		r.report.Notice(r.pretrained.says(classes))
+		return nil
+	}
 	r.report.Notice(r.source.says(matched("classes", classes, was)))
 	return nil
+}
+
+// openOld opens the classifier that the run begins with.
+func (r *visionRun) openOld() (*Classifier, error) {
+	if r.pretrained != nil {
+		return r.pretrained.open()
+	}
+	return OpenClassifier(r.source.ck)
 }
 
 // headsOf names the tensors of a classifier with a row for each class.

@@ -238,7 +238,7 @@ func TestRareJPEG(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		part, err := Apply(set, 1, ResizeTo{10, 10}).Get(t.Context(), data.Key{})
+		part, err := Apply(set, 1, ResizeTo{Width: 10, Height: 10}).Get(t.Context(), data.Key{})
 		if err != nil {
 			t.Fatal(err)
 		}

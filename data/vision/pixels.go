@@ -55,6 +55,7 @@ type view struct {
 	part          rectangle // inside the image
 	width, height int       // that the part is scaled to
 	window        rectangle // inside of these
+	cubic         bool      // not bilinear
 }
 
 // scaled is the view of a whole part.
@@ -62,26 +63,29 @@ func scaled(part rectangle, width, height int) (view, error) {
 	if width < 1 || height < 1 || width > maxPixels/height {
 		return view{}, fmt.Errorf("vision: resize to %d·%d pixels, want at least one and at most %d", width, height, maxPixels)
 	}
-	return view{part, width, height, rectangle{0, 0, width, height}}, nil
+	return view{part: part, width: width, height: height, window: rectangle{0, 0, width, height}}, nil
 }
 
 // axis is one dim of a view: n pixels from `from` on are scaled to size pixels,
 // of which those from lo to hi are made.
-type axis struct{ from, n, size, lo, hi int }
+type axis struct {
+	from, n, size, lo, hi int
+	cubic                 bool
+}
 
 func (v view) x() axis {
-	return axis{v.part.x, v.part.width, v.width, v.window.x, v.window.x + v.window.width}
+	return axis{v.part.x, v.part.width, v.width, v.window.x, v.window.x + v.window.width, v.cubic}
 }
 
 func (v view) y() axis {
-	return axis{v.part.y, v.part.height, v.height, v.window.y, v.window.y + v.window.height}
+	return axis{v.part.y, v.part.height, v.height, v.window.y, v.window.y + v.window.height, v.cubic}
 }
 
 // reach returns the pixels from and to (not with) that a new pixel is made of,
 // and where its center lies.
 func (a axis) reach(i int) (from, to int, center float64) {
 	ratio := float64(a.n) / float64(a.size)
-	support := max(ratio, 1)
+	support := a.support()
 	center = (float64(i) + 0.5) * ratio
 	return max(int(center-support+0.5), 0), min(int(center+support+0.5), a.n), center
 }
@@ -103,14 +107,35 @@ func (v view) source() rectangle {
 	return rectangle{x0, y0, x1 - x0, y1 - y0}
 }
 
-// triangle sets the weights of an axis, counted from the pixel origin on. When
-// it scales down, the triangle is as wide as two pixels of the result: every
+// support is how far from the center of a new pixel the old ones count.
+func (a axis) support() float64 {
+	support := max(float64(a.n)/float64(a.size), 1)
+	if a.cubic {
+		support *= 2
+	}
+	return support
+}
+
+// cubic is Keys' kernel with Pillow's and torchvision's constant -0.5, 0 from 2 on.
+func cubic(x float64) float64 {
+	const k = -0.5
+	switch x = math.Abs(x); {
+	case x < 1:
+		return ((k+2)*x-(k+3))*x*x + 1
+	case x < 2:
+		return (((x-5)*x+8)*x - 4) * k
+	}
+	return 0
+}
+
+// weigh sets the weights of an axis, counted from the pixel origin on. When
+// it scales down, the triangle of bilinear weights is as wide as two pixels of the result: every
 // source pixel counts, so that there are no gaps to alias through. Pillow's
 // bilinear filter is the same to the last bit (with rows scaled before columns,
 // as it does but for some tall images from version 13 on), and with it
-// torchvision's Resize of an image.
-func (a axis) triangle(w *kernel.PixelWeights, origin int) {
-	support := max(float64(a.n)/float64(a.size), 1)
+// torchvision's Resize of an image. So is the bicubic one.
+func (a axis) weigh(w *kernel.PixelWeights, origin int) {
+	support, scale := a.support(), max(float64(a.n)/float64(a.size), 1)
 	w.Taps = (int(math.Ceil(support))*2 + 1 + 3) &^ 3 // whole groups of the kernel
 	num := a.hi - a.lo
 	w.Start = sized(w.Start, num)
@@ -125,15 +150,27 @@ func (a axis) triangle(w *kernel.PixelWeights, origin int) {
 		from, to, center := a.reach(a.lo + i)
 		sum := 0.0
 		for k := from; k < to; k++ {
-			s := max(0, 1-math.Abs((float64(k)-center+0.5)*(1/support)))
+			at := (float64(k) - center + 0.5) * (1 / scale)
+			s := max(0, 1-math.Abs(at))
+			if a.cubic {
+				s = cubic(at)
+			}
 			share[k-from] = s
 			sum += s
 		}
 		w.Start[i] = int32(a.from + from - origin)
 		for k := range to - from {
-			w.Shares[i*w.Taps+k] = int32(share[k]*(1/sum)*(1<<kernel.WeightBits) + 0.5)
+			w.Shares[i*w.Taps+k] = roundAway(share[k] * (1 / sum) * (1 << kernel.WeightBits))
 		}
 	}
+}
+
+// roundAway rounds to the nearest whole number, halves away from zero.
+func roundAway(x float64) int32 {
+	if x < 0 {
+		return int32(x - 0.5)
+	}
+	return int32(x + 0.5)
 }
 
 // sized returns a slice of a length, of the same memory if it is enough.
@@ -162,7 +199,7 @@ func (s *scaler) render(img Image, x0, y0 int, v view) Image {
 	if v.part.width == v.width {
 		rows = crop(img, rectangle{src.x - x0, src.y - y0, src.width, src.height})
 	} else {
-		v.x().triangle(&s.x, x0)
+		v.x().weigh(&s.x, x0)
 		if v.part.height == v.height { // then it is the result
 			rows = newImage(width, src.height, channels)
 		} else {
@@ -176,7 +213,7 @@ func (s *scaler) render(img Image, x0, y0 int, v view) Image {
 	if v.part.height == v.height {
 		return rows
 	}
-	v.y().triangle(&s.y, src.y)
+	v.y().weigh(&s.y, src.y)
 	out := newImage(width, height, channels)
 	for y, start := range s.y.Start {
 		taps := s.y.Shares[y*s.y.Taps : (y+1)*s.y.Taps]

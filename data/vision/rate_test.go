@@ -33,7 +33,7 @@ func BenchmarkPhotos(b *testing.B) {
 		transforms []Transform
 	}{
 		{"train", []Transform{RandomResizedCrop{Width: 224, Height: 224}, RandomFlip{}}},
-		{"eval", []Transform{Resize{256}, CenterCrop{224, 224}}},
+		{"eval", []Transform{Resize{Short: 256}, CenterCrop{224, 224}}},
 	} {
 		for _, workers := range []int{0, 2} {
 			b.Run(fmt.Sprintf("%s/workers=%d", c.name, workers), func(b *testing.B) {

@@ -95,8 +95,12 @@ func render(t viewer, r *rand.Rand, img Image) (Image, error) {
 }
 
 // Resize scales so that the shorter side has Short pixels and the other keeps
-// the proportion, as torchvision's Resize of one number does.
-type Resize struct{ Short int }
+// the proportion, as torchvision's Resize of one number does. Cubic takes bicubic weights in
+// place of bilinear ones.
+type Resize struct {
+	Short int
+	Cubic bool
+}
 
 // Apply implements [Transform].
 func (t Resize) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
@@ -108,17 +112,24 @@ func (t Resize) view(_ *rand.Rand, width, height int) (view, error) {
 	} else {
 		w = max(1, t.Short*width/height)
 	}
-	return scaled(rectangle{0, 0, width, height}, w, h)
+	v, err := scaled(rectangle{0, 0, width, height}, w, h)
+	v.cubic = t.Cubic
+	return v, err
 }
 
-// ResizeTo scales to a size, whatever the proportion was.
-type ResizeTo struct{ Width, Height int }
+// ResizeTo scales to a size, whatever the proportion was. Cubic is as in [Resize].
+type ResizeTo struct {
+	Width, Height int
+	Cubic         bool
+}
 
 // Apply implements [Transform].
 func (t ResizeTo) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
 
 func (t ResizeTo) view(_ *rand.Rand, width, height int) (view, error) {
-	return scaled(rectangle{0, 0, width, height}, t.Width, t.Height)
+	v, err := scaled(rectangle{0, 0, width, height}, t.Width, t.Height)
+	v.cubic = t.Cubic
+	return v, err
 }
 
 // CenterCrop keeps the middle. An image that is smaller is an error.
@@ -159,6 +170,7 @@ type RandomResizedCrop struct {
 	Width, Height int
 	MinArea       float64 // share of the image's area; the largest is 1
 	MinRatio      float64 // of width to height; the largest is its inverse
+	Cubic         bool    // as in [Resize]
 }
 
 // Apply implements [Transform].
@@ -169,7 +181,9 @@ func (t RandomResizedCrop) view(r *rand.Rand, width, height int) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	return scaled(part, t.Width, t.Height)
+	v, err := scaled(part, t.Width, t.Height)
+	v.cubic = t.Cubic
+	return v, err
 }
 
 // part draws which part of an image is kept. After ten that do not fit it is

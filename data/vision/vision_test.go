@@ -44,7 +44,7 @@ func congruence(width, height, channels int) Image {
 	return img
 }
 
-// TestScale: scaling is Pillow's bilinear filter to the last bit.
+// TestScale: scaling is Pillow's bilinear and bicubic filter to the last bit.
 func TestScale(t *testing.T) {
 	b, err := os.ReadFile("testdata/golden.json")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestScale(t *testing.T) {
 			Width, Height, Channels int
 			Box                     [4]int
 			Size                    [2]int
-			CRC                     uint32
+			CRC, Cubic              uint32
 		}
 	}
 	if err := json.Unmarshal(b, &golden); err != nil {
@@ -71,12 +71,15 @@ func TestScale(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := new(scaler).render(img, 0, 0, v)
-		if err := got.check(); err != nil || got.Width != c.Size[0] || got.Height != c.Size[1] {
-			t.Errorf("%+v: %d·%d, %v", c, got.Width, got.Height, err)
-		}
-		if crc := crc32.ChecksumIEEE(got.Pix); crc != c.CRC {
-			t.Errorf("%+v: the pixels differ from Pillow's", c)
+		for cubic, want := range map[bool]uint32{false: c.CRC, true: c.Cubic} {
+			v.cubic = cubic
+			got := new(scaler).render(img, 0, 0, v)
+			if err := got.check(); err != nil || got.Width != c.Size[0] || got.Height != c.Size[1] {
+				t.Errorf("%+v: %d·%d, %v", c, got.Width, got.Height, err)
+			}
+			if crc := crc32.ChecksumIEEE(got.Pix); crc != want {
+				t.Errorf("%+v, cubic %v: the pixels differ from Pillow's", c, cubic)
+			}
 		}
 	}
 }

@@ -27,8 +27,8 @@ for width, height, channels, box, size in [
     m = Image.frombytes("L" if channels == 1 else "RGB", (width, height), pixels(width, height, channels))
     m = m.crop(box)
     # Rows first, which Pillow always did before version 13 and still does mostly.
-    m = m.resize((size[0], m.height), Image.Resampling.BILINEAR).resize(size, Image.Resampling.BILINEAR)
-    cases.append({"width": width, "height": height, "channels": channels, "box": box, "size": size, "crc": zlib.crc32(m.tobytes())})
+    crc, cubic = (zlib.crc32(m.resize((size[0], m.height), how).resize(size, how).tobytes()) for how in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
+    cases.append({"width": width, "height": height, "channels": channels, "box": box, "size": size, "crc": crc, "cubic": cubic})
 
 # JPEG without luma.
 m = Image.new("RGB", (30, 20), (200, 40, 90))
