@@ -44,6 +44,11 @@ all of the data.`,
 			if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 				return usageError{fmt.Errorf("--batch, --tokens and --context must be 0 or more, got %d, %d and %d", o.Batch, o.Tokens, o.Context)}
 			}
+			if picture != "" {
+				if err := wantEnding("confusion", picture, ".svg"); err != nil {
+					return err
+				}
+			}
 			place, err := openModelPlace(from)
 			if err != nil {
 				return usageError{fmt.Errorf("--from: %w", err)}

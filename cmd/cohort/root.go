@@ -20,7 +20,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Models", []*cobra.Command{newTrainCommand(), newEvalCommand(), newPredictCommand(), newEmbedCommand(), newGenerateCommand(), newServeCommand(), newTokenizeCommand()}},
+		{"Models", []*cobra.Command{newTrainCommand(), newEvalCommand(), newPredictCommand(), newEmbedCommand(), newGenerateCommand(), newServeCommand(), newExportCommand(), newTokenizeCommand()}},
 		{"Jobs", []*cobra.Command{newRunCommand(), newMPIRankCommand(), newHostAgentCommand(), newTokenCommand(), newStoreCommand(), newPSCommand()}},
 		{"Looking into jobs and checkpoints", []*cobra.Command{newTopCommand(), newReportCommand(), newCkptCommand(), newRecorderCommand(), newDataCommand(), newScheduleCommand(), newRPCCommand()}},
 		{"This machine and this program", []*cobra.Command{newDoctorCommand(), newDevicesCommand(), newBenchCommand(), newEnvCommand(), newVersionCommand()}},
