@@ -3,8 +3,8 @@
 package train
 
 import (
+	"encoding/xml"
 	"fmt"
-	"html"
 	"io"
 	"strconv"
 	"strings"
@@ -100,7 +100,7 @@ func (c *Confusion) WriteSVG(w io.Writer) error {
 	for i, name := range c.Classes {
 		total := max(1, c.total(i))
 		if labels {
-			text := html.EscapeString(shorten(name, 20))
+			text := escaped(shorten(name, 20))
 			fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-6, top+i*cell+cell/2+4, text)
 			fmt.Fprintf(&b, `<text transform="translate(%d,%d) rotate(-45)">%s</text>`+"\n", left+i*cell+cell/2, top-6, text)
 		}
@@ -109,7 +109,7 @@ func (c *Confusion) WriteSVG(w io.Writer) error {
 			share := float64(count) / float64(total)
 			r, g, blue := shade(share, i == j)
 			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="%d" fill="rgb(%d,%d,%d)" stroke="#ddd"><title>%s taken for %s: %d of %d</title></rect>`+"\n",
-				left+j*cell, top+i*cell, cell, cell, r, g, blue, html.EscapeString(name), html.EscapeString(told), count, c.total(i))
+				left+j*cell, top+i*cell, cell, cell, r, g, blue, escaped(name), escaped(told), count, c.total(i))
 			if count > 0 && cell >= 24 {
 				ink := "black"
 				if share > 0.5 {
@@ -122,6 +122,13 @@ func (c *Confusion) WriteSVG(w io.Writer) error {
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// escaped is a name as a picture holds it; what no XML may have becomes a mark.
+func escaped(name string) string {
+	var b strings.Builder
+	xml.EscapeText(&b, []byte(name)) // into memory, which does not fail
+	return b.String()
 }
 
 // shade is white for nothing, and blue for what is right or red for what is wrong.
