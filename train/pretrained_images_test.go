@@ -105,7 +105,7 @@ func TestPretrainedImages(t *testing.T) {
 	wantLogits(t, "torchvision", logitsOfPhoto(t, other, photo), floats(made["torchvision"]))
 
 	c := smallVision(t)
-	c.Model, c.InitFrom, c.Data, c.Epochs, c.Batch, c.Freeze, c.Size = "", filepath.Join(dir, "timm"), folder(t, 4), 1, 4, []string{"conv1", "bn1", "layer1"}, 0
+	c.Model, c.InitFrom, c.Data, c.Epochs, c.Batch, c.Freeze, c.Size = "", filepath.Join(dir, "timm"), folder(t, 10), 1, 4, []string{"conv1", "bn1", "layer1"}, 0
 	given := flags([]string{"init-from", "data", "epochs", "batch", "freeze"})
 	c.Model = DefaultVision().Model
 	if err := trainVision(t.Context(), c, given, 1, newLog()); err != nil {
@@ -128,6 +128,17 @@ func TestPretrainedImages(t *testing.T) {
 		if same := slices.Equal(s.Tensor.Shape(), before[s.Name].Shape()) && bytes.Equal(s.Tensor.Buffer().Data, before[s.Name].Buffer().Data); same != frozen {
 			t.Errorf("%s: the same %v, frozen %v", s.Name, same, frozen)
 		}
+	}
+	// Frozen layers lie in a file of their own, and timm opens one file.
+	c.Freeze, c.Out = nil, t.TempDir()
+	if err := trainVision(t.Context(), c, given, 1, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	if ck, err = latest(t.Context(), storage.Dir(c.Out), func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if tuned, err = OpenClassifier(ck); err != nil {
+		t.Fatal(err)
 	}
 	opened := ask("open", ck.Path, photo)
 	wantLogits(t, "timm opens the checkpoint", logitsOfPhoto(t, tuned, photo), floats(opened["timm"]))
