@@ -64,6 +64,14 @@ func MemoryInUse() (now, peak int64) {
 // ResetMemoryPeak makes the peak of [MemoryInUse] count from now on.
 func ResetMemoryPeak() { theCPU().ResetMemoryPeak() }
 
+// FLOPs returns how many floating-point operations the products of this process on the CPU have come
+// to: those of matrices, convolutions and attention, with their gradients. again is the part that
+// [Tape.Recompute] has done a second time. All ranks that are goroutines of one process count together.
+func FLOPs() (done, again int64) { return theCPU().FLOPs(), recomputed.Load() }
+
+// recomputed is the part of FLOPs that was done a second time.
+var recomputed atomic.Int64
+
 // ToDevice returns the values on another device, t itself if they are there.
 // The result is under the tape of t; the gradient goes back to the device of t.
 // Values from the CPU are copied when the device comes to it; a copy to the CPU

@@ -118,9 +118,11 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 		}
 		inputs[i] = in
 	}
+	before := theCPU().FLOPs()
 	tp.recording = true
 	outs := s.fn(inputs)
 	tp.recording = false
+	recomputed.Add(theCPU().FLOPs() - before)
 	for _, n := range tp.nodes[base:] {
 		if n.leaf != nil {
 			fail("recompute backward", []*Tensor{n.out}, "a leaf was brought to the tape by the function that is recomputed, which drops its gradient: call Watch outside")

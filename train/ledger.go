@@ -38,6 +38,9 @@ const (
 	cellResident
 	cellGC
 	cellCPU
+	cellFLOPs
+	cellAgain
+	cellPeak
 	cellSamples
 	cellDigests
 	cellTimes
@@ -53,14 +56,17 @@ type ledger struct {
 	notice func(text string)
 	note   func(history.Ranks) // on rank 0; else nil
 
-	next  int // step after which the ranks compare
-	last  int // step of the last comparison
-	every uint64
-	room  int // samples of a rank
-	cells []int64
-	mine  *tensor.Tensor      // the same
-	all   *tensor.Tensor      // of all ranks; nil for one
-	used  event.MemoryNumbers // at the last comparison
+	next    int // step after which the ranks compare
+	last    int // step of the last comparison
+	every   uint64
+	room    int // samples of a rank
+	cells   []int64
+	mine    *tensor.Tensor              // the same
+	all     *tensor.Tensor              // of all ranks; nil for one
+	used    event.MemoryNumbers         // at the last comparison
+	fastest float64                     // floating-point operations a second of this rank, in its best window
+	peak    float64                     // floating-point operations a second of this rank; 0: not known
+	links   map[groupOp]event.OpFigures // at the last comparison
 
 	goodput  Goodput
 	slow     slowWatch
@@ -69,9 +75,9 @@ type ledger struct {
 }
 
 // newLedger begins the ledger of a rank, at a step. before is what processes before had.
-func newLedger(world *dist.Group, step int, before *Goodput, same *replicaWatch, notice func(string), note func(history.Ranks)) *ledger {
+func newLedger(world *dist.Group, step int, before *Goodput, peak float64, same *replicaWatch, notice func(string), note func(history.Ranks)) *ledger {
 	room := min(mostSamples, max(leastSamples, gatheredSamples/world.Size()))
-	l := &ledger{stream: world.Events(), world: world, notice: notice, note: note, next: step + firstCompare, last: step, every: 1, room: room, slow: newSlowWatch(world), replicas: same}
+	l := &ledger{stream: world.Events(), world: world, notice: notice, note: note, next: step + firstCompare, last: step, every: 1, room: room, peak: peak, slow: newSlowWatch(world), replicas: same}
 	if before != nil {
 		l.goodput = *before
 	}
@@ -96,6 +102,7 @@ func (l *ledger) compare(ctx context.Context, step int) error {
 		return nil
 	}
 	used := readUsed()
+	used.Peak = l.peak
 	l.stream.Holds(used)
 	cut := l.stream.Cut(l.every)
 	l.fill(cut, used)
@@ -122,6 +129,7 @@ func (l *ledger) fill(cut event.Cut, used event.MemoryNumbers) {
 	to[cellWall], to[cellCalls], to[cellRunning] = int64(cut.Wall), int64(cut.Calls), int64(cut.Running)
 	to[cellTensors], to[cellHeap], to[cellResident] = used.Tensors, used.Heap, used.Resident
 	to[cellGC], to[cellCPU] = int64(used.GC-l.used.GC), int64(used.CPU-l.used.CPU)
+	to[cellFLOPs], to[cellAgain], to[cellPeak] = used.FLOPs-l.used.FLOPs, used.Again-l.used.Again, int64(used.Peak)
 	to[cellSamples] = int64(len(samples))
 	for p, d := range cut.Times {
 		to[cellTimes+p] = int64(d)
@@ -152,7 +160,7 @@ func (l *ledger) read() []event.Cut {
 	for r := range cuts {
 		of, c := from[r*n:(r+1)*n], &cuts[r]
 		c.Wall, c.Calls, c.Running = time.Duration(of[cellWall]), int(of[cellCalls]), time.Duration(of[cellRunning])
-		c.Held = event.MemoryNumbers{Tensors: of[cellTensors], Heap: of[cellHeap], Resident: of[cellResident], GC: time.Duration(of[cellGC]), CPU: time.Duration(of[cellCPU])}
+		c.Held = event.MemoryNumbers{Tensors: of[cellTensors], Heap: of[cellHeap], Resident: of[cellResident], GC: time.Duration(of[cellGC]), CPU: time.Duration(of[cellCPU]), FLOPs: of[cellFLOPs], Again: of[cellAgain], Peak: float64(of[cellPeak])}
 		for p := range c.Times {
 			c.Times[p] = time.Duration(of[cellTimes+p])
 		}
@@ -198,13 +206,18 @@ func (l *ledger) take(step int, cuts []event.Cut) {
 		record.Resident, record.Tensors, record.Heap = append(record.Resident, c.Held.Resident), append(record.Tensors, c.Held.Tensors), append(record.Heap, c.Held.Heap)
 		record.CPU, record.GC = append(record.CPU, c.Held.CPU.Seconds()), append(record.GC, c.Held.GC.Seconds())
 	}
+	noteWork(&record, cuts)
 	me := l.world.Rank()
 	l.stream.Waited(times[me][event.Waiting])
+	if own := cuts[me]; own.Wall > 0 && own.Held.Peak > 0 {
+		l.fastest = max(l.fastest, float64(own.Held.FLOPs)/own.Wall.Seconds())
+	}
 	l.goodput.add(times, record.Hidden)
 	if slow := l.slow.look(&record, cuts); slow != "" {
 		l.notice(slow)
 	}
 	if l.note != nil {
+		record.Links = l.usedLinks()
 		l.note(record)
 	}
 	l.last = step
@@ -251,5 +264,6 @@ func readUsed() event.MemoryNumbers {
 	metrics.Read(s)
 	now, _ := tensor.MemoryInUse()
 	cpu, resident := processUsage()
-	return event.MemoryNumbers{Tensors: now, Heap: int64(s[0].Value.Uint64()), Resident: resident, GC: time.Duration(s[1].Value.Float64() * float64(time.Second)), CPU: cpu}
+	done, again := tensor.FLOPs()
+	return event.MemoryNumbers{FLOPs: done, Again: again, Tensors: now, Heap: int64(s[0].Value.Uint64()), Resident: resident, GC: time.Duration(s[1].Value.Float64() * float64(time.Second)), CPU: cpu}
 }

@@ -138,7 +138,7 @@ func simulate(t *testing.T, seed uint64, ranks int, compute func(r *rand.Rand, r
 			return nil
 		}
 		r := rand.New(rand.NewPCG(seed, 1))
-		l := newLedger(g, 0, nil, nil, func(text string) { notices = append(notices, text) }, func(r history.Ranks) { records = append(records, r) })
+		l := newLedger(g, 0, nil, 0, nil, func(text string) { notices = append(notices, text) }, func(r history.Ranks) { records = append(records, r) })
 		ids := uint64(0)
 		for window := range 12 {
 			cuts := simulated(r, &ids, 20, func(rank, step int) float64 { return compute(r, rank, step) }, ranks)
@@ -188,7 +188,7 @@ func TestSlowRankIsNamed(t *testing.T) {
 func BenchmarkCompare(b *testing.B) {
 	err := dist.Spawn(b.Context(), 2, func(ctx context.Context, g *dist.Group) error {
 		params := nn.Parameters(&struct{ W *nn.Parameter }{nn.NewParameter(tensor.New(tensor.CPU(), tensor.Float32, 8_000_000))})
-		l := newLedger(g, 0, nil, watchReplicas(params), func(string) {}, nil)
+		l := newLedger(g, 0, nil, 0, watchReplicas(params), func(string) {}, nil)
 		for i := range b.N {
 			if err := l.compare(ctx, i+1); err != nil {
 				return err

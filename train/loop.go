@@ -44,7 +44,8 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	stream := r.axes.World.Events()
 	stream.Enter(event.Other)
 	work = event.With(work, stream)
-	r.ledger = newLedger(r.axes.World, r.step, r.standing.Goodput, r.sameReplicas(), r.report.Notice, r.noteRanks)
+	r.ledger = newLedger(r.axes.World, r.step, r.standing.Goodput, r.rates.FLOPs, r.sameReplicas(), r.report.Notice, r.noteRanks)
+	defer r.keepPeak()
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
 		r.emergency.begin(r.feed.State())

@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint/storage"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/event"
+	"github.com/cohort-ml/cohort/internal/peak"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
@@ -56,6 +57,7 @@ type trainer[B any] struct {
 	emergency emergency
 	recorder  recorder
 	provers   provers
+	rates     peak.Rates // of this rank's threads
 	ledger    *ledger    // nil before the first step
 	historian *historian // of rank 0; nil if the run has no history
 }
@@ -122,6 +124,9 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return err
 	}
 	defer r.closeIslands(ctx)
+	if again == nil {
+		r.rates = r.measureRates(ctx)
+	}
 	if err := r.startFeed(ctx, saved); err != nil {
 		return err
 	}

@@ -10,28 +10,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
-	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/internal/peak"
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// Product is a matrix product C[m, n] = A[m, k]·B[k, n], or Batch of them if
-// Batch is more than 0. Layout names the operands that are stored transposed:
-// "nn" none, "nt" B, "tn" A.
-type Product struct {
-	Batch, M, N, K int
-	Layout         string
-}
-
-// String returns the sizes as [ParseProducts] reads them.
-func (p Product) String() string {
-	if p.Batch > 0 {
-		return fmt.Sprintf("%dx%dx%dx%d", p.Batch, p.M, p.N, p.K)
-	}
-	return fmt.Sprintf("%dx%dx%d", p.M, p.N, p.K)
-}
+// Product is a matrix product C[m, n] = A[m, k]·B[k, n]; see [peak.Product].
+type Product = peak.Product
 
 // maxElems bounds a matrix of a product, or a batch of them: 4 GiB.
 const maxElems = 1 << 30
@@ -49,7 +35,7 @@ func DefaultProducts() []Product {
 	add := func(layouts string, sizes ...[4]int) {
 		for _, s := range sizes {
 			for _, l := range strings.Fields(layouts) {
-				ps = append(ps, Product{s[0], s[1], s[2], s[3], l})
+				ps = append(ps, Product{Batch: s[0], M: s[1], N: s[2], K: s[3], Layout: l})
 			}
 		}
 	}
@@ -103,7 +89,7 @@ func ParseProducts(shapes, layouts []string) ([]Product, error) {
 			return nil, fmt.Errorf("shape %q: a matrix of it has more than %d elements", text, maxElems)
 		}
 		for _, l := range layouts {
-			ps = append(ps, Product{batch, m, n, k, l})
+			ps = append(ps, Product{Batch: batch, M: m, N: n, K: k, Layout: l})
 		}
 	}
 	return ps, nil
@@ -127,81 +113,18 @@ func Gemm(ctx context.Context, products []Product, o GemmOptions, emit func(Resu
 	threads, memory := work.New(o.NumThreads), mem.NewPool()
 	defer threads.Close()
 	for _, p := range products {
-		r, err := p.measure(ctx, threads, memory, o)
+		took, err := p.Measure(ctx, threads, memory, o.DType, o.MinTime)
 		if err != nil {
 			return err
 		}
-		r.Threads = o.NumThreads
+		ts := times(took)
+		r := Result{
+			Bench: "gemm", Case: p.String(), Layout: p.Layout, DType: o.DType, Threads: o.NumThreads,
+			MedianMicros: micros(ts.median()), MinMicros: micros(ts.quantile(0)), GFlopPerSec: perSecond(p.FLOPs(), ts.median()),
+		}
 		if err := emit(r); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// operand returns a batch of matrices of one dtype, one behind the other, how
-// far apart they are, and what frees them.
-func operand(memory *mem.Pool, dtype string, batch, rows, cols int, trans bool, value float32) (kernel.Mixed, int, func()) {
-	n := max(1, batch) * rows * cols
-	block := memory.Get(4 * n)
-	floats := unsafe.Slice((*float32)(block.Pointer()), n)
-	for i := range floats {
-		floats[i] = value + float32(i%7)
-	}
-	m := kernel.Mixed{F32: floats, Stride: cols, Trans: trans}
-	if trans {
-		m.Stride = rows
-	}
-	if dtype == "bfloat16" {
-		half := memory.Get(2 * n)
-		m.F32, m.BF16 = nil, unsafe.Slice((*uint16)(half.Pointer()), n)
-		kernel.ToBF16(nil, m.BF16, floats)
-		memory.Put(block)
-		block = half
-	}
-	return m, rows * cols, func() { memory.Put(block) }
-}
-
-func (p Product) measure(ctx context.Context, threads *work.Pool, memory *mem.Pool, o GemmOptions) (Result, error) {
-	a, nextA, freeA := operand(memory, o.DType, p.Batch, p.M, p.K, p.Layout == "tn", 1)
-	defer freeA()
-	b, nextB, freeB := operand(memory, o.DType, p.Batch, p.K, p.N, p.Layout == "nt", -1)
-	defer freeB()
-	c, nextC, freeC := operand(memory, o.DType, p.Batch, p.M, p.N, false, 0)
-	defer freeC()
-	plain := func(m kernel.Mixed) kernel.Matrix {
-		return kernel.Matrix{Data: m.F32, Stride: m.Stride, Trans: m.Trans}
-	}
-	call := func() { kernel.GemmBF16(threads, p.M, p.N, p.K, 1, a, b, 0, c, nil) }
-	switch {
-	case o.DType == "float32" && p.Batch > 0:
-		call = func() {
-			kernel.GemmBatch(threads, p.Batch, p.M, p.N, p.K, 1, plain(a), nextA, plain(b), nextB, 0, c.F32, c.Stride, nextC)
-		}
-	case o.DType == "float32":
-		call = func() { kernel.Gemm(threads, p.M, p.N, p.K, 1, plain(a), plain(b), 0, c.F32, c.Stride, nil) }
-	case p.Batch > 0:
-		call = func() {
-			kernel.GemmBF16Batch(threads, p.Batch, p.M, p.N, p.K, 1, a, nextA, b, nextB, 0, c, nextC)
-		}
-	}
-
-	const warmUp, fewest, most = 2, 5, 100_000
-	var ts times
-	begin := time.Now()
-	for i := 0; i < warmUp+fewest || time.Since(begin) < o.MinTime && i < most; i++ {
-		if err := ctx.Err(); err != nil {
-			return Result{}, context.Cause(ctx)
-		}
-		start := time.Now()
-		call()
-		if i >= warmUp {
-			ts = append(ts, time.Since(start))
-		}
-	}
-	return Result{
-		Bench: "gemm", Case: p.String(), Layout: p.Layout, DType: o.DType,
-		MedianMicros: micros(ts.median()), MinMicros: micros(ts.quantile(0)),
-		GFlopPerSec: perSecond(2*float64(max(1, p.Batch))*float64(p.M)*float64(p.N)*float64(p.K), ts.median()),
-	}, nil
 }

@@ -75,6 +75,9 @@ type MemoryNumbers struct {
 	Resident int64         `json:"resident"` // of the process, as the system counts
 	GC       time.Duration `json:"gc_ns"`    // processor time of the garbage collector
 	CPU      time.Duration `json:"cpu_ns"`   // processor time of the process
+	FLOPs    int64         `json:"flops"`    // floating-point operations of products that the process has done,
+	Again    int64         `json:"again"`    // and the part of them that was done a second time, to save memory
+	Peak     float64       `json:"peak"`     // of them in a second, that the rank's threads reach at best
 }
 
 // Buckets is a histogram: Counts[i] values lie in (Edges[i-1], Edges[i]], the first from -inf on.

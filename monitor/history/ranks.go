@@ -59,6 +59,14 @@ type Ranks struct {
 	// CPU has the processor seconds of the processes, GC those of stops by the garbage collector.
 	CPU Column `json:"cpu,omitempty"`
 	GC  Column `json:"gc,omitempty"`
+	// GFLOP has how many billions of floating-point operations the products of the ranks were, without
+	// those that were done a second time to save memory, which Again has. Peak is how many a rank does
+	// in a second at best, as measured; 0 if it is not known.
+	GFLOP Column `json:"gflop,omitempty"`
+	Again Column `json:"gflop_again,omitempty"`
+	Peak  Column `json:"peak_gflops,omitempty"`
+	// Links are the calls of rank 0, by group and operation.
+	Links []Link `json:"links,omitempty"`
 	// Slow is the rank that is slow, by the ranks' own comparison; nil if none is.
 	Slow *Slow `json:"slow,omitempty"`
 }
@@ -68,6 +76,36 @@ type Slow struct {
 	Rank  int     `json:"rank"`
 	Share float64 `json:"share"` // of their time, that the others wait for it
 	Why   string  `json:"why"`   // what it does longer than the others
+}
+
+// MaxLinks bounds Ranks.Links.
+const MaxLinks = 16
+
+// Link is what the calls of an operation in a group of ranks came to.
+type Link struct {
+	Group   string  `json:"group"`
+	Ranks   int     `json:"ranks"`
+	Op      string  `json:"op"`
+	Calls   uint64  `json:"calls"`
+	Bytes   int64   `json:"bytes"`   // that the rank gave or got
+	Seconds float64 `json:"seconds"` // of the calls, with waiting for other ranks
+	Best    float64 `json:"best"`    // bytes a second of the fastest of the largest calls so far: the measured rate
+}
+
+// mergedLinks adds up the calls of each group and operation.
+func mergedLinks(a, b []Link) []Link {
+	out := slices.Clone(a)
+	for _, l := range b {
+		i := slices.IndexFunc(out, func(o Link) bool { return o.Group == l.Group && o.Op == l.Op })
+		switch {
+		case i >= 0:
+			o := &out[i]
+			o.Calls, o.Bytes, o.Seconds, o.Best = o.Calls+l.Calls, o.Bytes+l.Bytes, o.Seconds+l.Seconds, l.Best
+		case len(out) < MaxLinks:
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 // NumRanks returns how many ranks the record is about.
@@ -84,7 +122,10 @@ func (r *Ranks) check() error {
 	if r.Steps < 0 || !(r.Seconds >= 0) {
 		return fmt.Errorf("ranks: %d steps in %v s: this cannot be", r.Steps, r.Seconds)
 	}
-	columns := []Column{r.Hidden, r.ForSeconds, r.Late, r.CPU, r.GC}
+	if len(r.Links) > MaxLinks {
+		return fmt.Errorf("ranks: %d groups and operations, want at most %d", len(r.Links), MaxLinks)
+	}
+	columns := []Column{r.Hidden, r.ForSeconds, r.Late, r.CPU, r.GC, r.GFLOP, r.Again, r.Peak}
 	for _, c := range r.Phases {
 		columns = append(columns, c)
 	}
@@ -132,6 +173,7 @@ func mergedRanks(a, b Ranks) Ranks {
 		}
 	}
 	out.Hidden, out.Late, out.CPU, out.GC = plus(a.Hidden, b.Hidden), plus(a.Late, b.Late), plus(a.CPU, b.CPU), plus(a.GC, b.GC)
+	out.GFLOP, out.Again, out.Links = plus(a.GFLOP, b.GFLOP), plus(a.Again, b.Again), mergedLinks(a.Links, b.Links)
 	if a.For != nil && b.For != nil {
 		out.For, out.ForSeconds = slices.Clone(b.For), slices.Clone(b.ForSeconds)
 		for i := range out.For {

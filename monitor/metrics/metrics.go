@@ -70,6 +70,8 @@ func ofRanks(files []*event.File) []*family {
 	memory := &family{name: "cohort_memory_bytes", help: "Memory of the rank: in tensors, in Go's heap, of the process.", kind: gauge}
 	cpu := &family{name: "cohort_cpu_seconds_total", help: "Processor time of the rank's process.", kind: counter}
 	gc := &family{name: "cohort_gc_cpu_seconds_total", help: "Processor time of the garbage collector.", kind: counter}
+	flops := &family{name: "cohort_floating_point_operations_total", help: "Floating-point operations of products that the rank's process has done: of the model, or again to save memory.", kind: counter}
+	peak := &family{name: "cohort_peak_flops", help: "Floating-point operations a second that the rank's threads reach at best, as measured.", kind: gauge}
 	events := &family{name: "cohort_events_total", help: "Events of the rank, by kind.", kind: counter}
 	for _, f := range files {
 		rank := label{"rank", strconv.Itoa(f.Rank)}
@@ -91,13 +93,20 @@ func ofRanks(files []*event.File) []*family {
 			cpu.add(m.CPU.Seconds(), rank)
 			gc.add(max(0, m.GC.Seconds()), rank)
 		}
+		if m.FLOPs > 0 {
+			flops.add(float64(max(0, m.FLOPs-m.Again)), rank, label{"kind", "model"})
+			flops.add(float64(max(0, m.Again)), rank, label{"kind", "again"})
+		}
+		if m.Peak > 0 {
+			peak.add(m.Peak, rank)
+		}
 		for _, kind := range event.Kinds() {
 			if n := f.Figures.Events[kind.String()]; n > 0 {
 				events.add(float64(n), rank, label{"kind", kind.String()})
 			}
 		}
 	}
-	return []*family{phases, memory, cpu, gc, events}
+	return []*family{phases, memory, cpu, gc, flops, peak, events}
 }
 
 // groupOp is an operation in a group.
@@ -106,6 +115,7 @@ type groupOp struct{ group, op string }
 // ofGroups has the sums over the ranks, by group and operation.
 func ofGroups(files []*event.File) []*family {
 	sums := map[groupOp]event.OpFigures{}
+	best := map[groupOp]float64{}
 	named := map[string]bool{other: true}
 	for _, f := range files {
 		for _, g := range f.Figures.Channels {
@@ -120,6 +130,9 @@ func ofGroups(files []*event.File) []*family {
 				key := groupOp{name, op.Op}
 				sum := sums[key]
 				sum.Calls, sum.Bytes, sum.Running = sum.Calls+op.Calls, sum.Bytes+op.Bytes, sum.Running+op.Running
+				if op.Fastest > 0 {
+					best[key] = max(best[key], float64(op.Largest)/op.Fastest.Seconds())
+				}
 				sums[key] = sum
 			}
 		}
@@ -127,6 +140,7 @@ func ofGroups(files []*event.File) []*family {
 	calls := &family{name: "cohort_collective_calls_total", help: "Calls of the operation in the group, of all ranks of the host.", kind: counter}
 	bytes := &family{name: "cohort_collective_bytes_total", help: "Data of these calls, as each rank gives or gets them.", kind: counter}
 	running := &family{name: "cohort_collective_seconds_total", help: "Time from the beginning of these calls to their end, with waiting for other ranks.", kind: counter}
+	rate := &family{name: "cohort_collective_best_bytes_per_second", help: "Rate of the fastest of the largest of these calls of a rank: what the link reaches.", kind: gauge}
 	keys := slices.SortedFunc(maps.Keys(sums), func(a, b groupOp) int {
 		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.op, b.op))
 	})
@@ -136,6 +150,9 @@ func ofGroups(files []*event.File) []*family {
 		calls.add(float64(sum.Calls), labels...)
 		bytes.add(float64(max(0, sum.Bytes)), labels...)
 		running.add(max(0, sum.Running.Seconds()), labels...)
+		if key.group != other && best[key] > 0 {
+			rate.add(best[key], labels...)
+		}
 	}
-	return []*family{calls, bytes, running}
+	return []*family{calls, bytes, running, rate}
 }

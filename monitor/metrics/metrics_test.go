@@ -87,7 +87,7 @@ func answers(ranks, groups int) []event.Answer {
 	for r := range ranks {
 		s := event.New(time.Now())
 		s.StepDone(7, event.StepNumbers{Loss: 2.5, LearningRate: 1e-3, GradNorm: math.Inf(1), Size: 64, Seconds: 0.5, Epoch: math.NaN()})
-		s.Holds(event.MemoryNumbers{Tensors: 100, Resident: int64(1000 + r), CPU: time.Second})
+		s.Holds(event.MemoryNumbers{Tensors: 100, Resident: int64(1000 + r), CPU: time.Second, FLOPs: 7e9, Again: 2e9, Peak: 1e11})
 		for g := range groups {
 			name := "world"
 			if g > 0 {
@@ -114,7 +114,8 @@ func TestFormat(t *testing.T) {
 	}
 	for series, want := range map[string]float64{
 		"cohort_rank_up;rank=1": 1, "cohort_rank_up;rank=2": 0, "cohort_ranks": 3, "cohort_step;rank=0": 7, "cohort_loss": 2.5, "cohort_learning_rate": 1e-3, "cohort_step_size": 64,
-		"cohort_memory_bytes;rank=1;kind=resident": 1001, "cohort_memory_bytes;rank=0;kind=tensors": 100, "cohort_cpu_seconds_total;rank=0": 1,
+		"cohort_memory_bytes;rank=1;kind=resident": 1001, "cohort_memory_bytes;rank=0;kind=tensors": 100, "cohort_cpu_seconds_total;rank=0": 1, "cohort_peak_flops;rank=1": 1e11,
+		"cohort_floating_point_operations_total;rank=0;kind=model": 5e9, "cohort_floating_point_operations_total;rank=0;kind=again": 2e9,
 		"cohort_collective_calls_total;group=world;op=all_reduce": 6, "cohort_collective_bytes_total;group=tp \"1\"\\\n\ufffd;op=all_reduce": 60,
 		"cohort_collective_seconds_total;group=world;op=all_reduce": 0.006, "cohort_events_total;rank=1;kind=collective": 6, "cohort_phase_seconds_total;rank=0;phase=backward": 0,
 	} {

@@ -21,6 +21,10 @@ type Goodput struct {
 	// Again are the seconds of steps that were done again, and Stopped those in which nothing ran, as in Time.
 	Again   float64 `json:"lost"`
 	Stopped float64 `json:"stopped"`
+	// GFLOPs is how many billions of floating-point operations the products of the model were in a second,
+	// of all ranks together; PeakShare is that as a share of what the ranks reach at best. 0: not known.
+	GFLOPs    float64 `json:"gflops,omitempty"`
+	PeakShare float64 `json:"peak_share,omitempty"`
 	// For says for which rank others waited longest, for what share of their time, and why if it was called
 	// slow; nil for nobody.
 	For *Late `json:"for,omitempty"`
@@ -92,9 +96,33 @@ func goodputOf(h *history.History) *Goodput {
 			g.For = &Late{Rank: rank, Share: late[rank] / (float64(n-1) * seconds), Why: why[rank]}
 		}
 	}
+	g.addWork(h)
 	t := timeOf(h)
 	g.Again, g.Stopped = t.Again, t.Idle
 	return g
+}
+
+// addWork sums up what the ranks have computed.
+func (g *Goodput) addWork(h *history.History) {
+	var done, seconds, of, most float64
+	for i := range h.Ranks {
+		r := &h.Ranks[i]
+		for rank, v := range r.GFLOP {
+			done += v
+			if rank < len(r.Peak) && r.Peak[rank] > 0 {
+				of, most = of+v, most+r.Peak[rank]*r.Seconds
+			}
+		}
+		if r.GFLOP != nil {
+			seconds += r.Seconds
+		}
+	}
+	if seconds > 0 {
+		g.GFLOPs = done / seconds
+	}
+	if most > 0 {
+		g.PeakShare = of / most
+	}
 }
 
 // computing are the phases that move a model forward.
@@ -127,6 +155,13 @@ const lateShare = 0.02
 // lines are the lines of a text about it, each with its title.
 func (g *Goodput) lines() (out [][2]string) {
 	out = append(out, [2]string{"ranks' time", g.String()})
+	if g.GFLOPs > 0 {
+		text := "products of the model: " + flopRate(g.GFLOPs)
+		if g.PeakShare > 0 {
+			text += fmt.Sprintf(", %.0f %% of what the ranks reach at best", 100*g.PeakShare)
+		}
+		out = append(out, [2]string{"work", text})
+	}
 	if f := g.For; f != nil && f.Share >= lateShare {
 		text := fmt.Sprintf("rank %d: the others wait %.1f %% of their time for it", f.Rank, 100*f.Share)
 		if f.Why != "" {

@@ -34,6 +34,10 @@ type window struct {
 	seconds float64
 	gc      float64
 	hidden  float64
+	work    float64     // billions of floating-point operations of products
+	most    float64     // and how many the ranks would have done at their peak
+	moved   float64     // seconds that the calls of rank 0 would have taken at the best rates of their groups
+	calls   float64     // and how many they took
 	slow    map[int]int // how many records name the rank
 	why     map[int]string
 	records int
@@ -71,6 +75,7 @@ func windowOf(h *history.History) *window {
 		for _, s := range r.Hidden {
 			w.hidden += s
 		}
+		w.addWork(r)
 		if r.Slow != nil {
 			w.slow[r.Slow.Rank]++
 			w.why[r.Slow.Rank] = r.Slow.Why
@@ -80,6 +85,22 @@ func windowOf(h *history.History) *window {
 		return nil
 	}
 	return w
+}
+
+// addWork adds what the ranks computed and moved.
+func (w *window) addWork(r *history.Ranks) {
+	for rank := range r.Peak {
+		if rank < len(r.GFLOP) && r.Peak[rank] > 0 {
+			w.work += r.GFLOP[rank]
+			w.most += r.Peak[rank] * r.Seconds
+		}
+	}
+	for _, l := range r.Links {
+		if l.Best > 0 {
+			w.moved += float64(l.Bytes) / l.Best
+			w.calls += l.Seconds
+		}
+	}
 }
 
 // Readings returns what the last minute of a job's ranks says, beside guide values; nil where nothing is known.
@@ -104,6 +125,15 @@ func Readings(h *history.History) []Reading {
 	}
 	compute := share("forward", "backward", "optimizer")
 	add("computing (forward, backward, optimizer)", compute, "above 85 %", compute > 0.85, "look which of the readings below takes the rest")
+	if w.most > 0 {
+		v := w.work / w.most
+		add(fmt.Sprintf("products of the model, %s of the %s that the ranks reach at best", flopRate(w.work/w.seconds), flopRate(w.most/w.seconds)), v, "above 40 %", v > 0.40,
+			"look which of the readings below takes time from computing; larger batches and widths make larger products; --profile shows the operations that cost most")
+	}
+	if w.calls > 0 {
+		v := w.moved / w.calls
+		add("links of groups, of the best rate that they reached", v, "above 60 %", v > 0.60, "calls wait for ranks that come late, or move little data each: look who is late, or take larger buckets")
+	}
 	if w.n > 1 {
 		v := share("communication")
 		add("communication that nothing hides", v, "below 10 %", v < 0.10, "larger batches or --accumulate make fewer exchanges; --hook bf16 sends half the bytes; look at the links with cohort doctor")
@@ -186,6 +216,14 @@ func (w *window) longer(rank int) string {
 		}
 	}
 	return text
+}
+
+// flopRate writes how many billions of floating-point operations are done in a second.
+func flopRate(gflops float64) string {
+	if gflops >= 1e4 {
+		return fmt.Sprintf("%.3g TFLOP/s", gflops/1e3)
+	}
+	return fmt.Sprintf("%.3g GFLOP/s", gflops)
 }
 
 func percent(share float64) string {

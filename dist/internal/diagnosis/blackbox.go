@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/event"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // BlackBox is a rank's flight recorder and its events, which its groups share, and the files
@@ -70,7 +71,9 @@ func (b *BlackBox) Answer(e agentpipe.Event) {
 	}
 	if e.Kind == agentpipe.KindFigures {
 		if os.MkdirAll(dir, 0o700) == nil {
-			_ = event.Write(dir, event.File{Rank: b.who.Rank, WorldSize: b.who.WorldSize, Host: b.who.Host, PID: b.who.PID, Request: e.Request, Figures: b.stream.Figures()})
+			figures := b.stream.Figures()
+			figures.Memory.FLOPs, figures.Memory.Again = tensor.FLOPs()
+			_ = event.Write(dir, event.File{Rank: b.who.Rank, WorldSize: b.who.WorldSize, Host: b.who.Host, PID: b.who.PID, Request: e.Request, Figures: figures})
 		}
 		return
 	}

@@ -21,6 +21,7 @@ package cpu
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -34,16 +35,17 @@ type CPU struct {
 	name    string
 	threads *work.Pool
 	memory  *mem.Pool
+	flops   *atomic.Int64 // of products; groups of threads share it
 }
 
 // New returns a device that computes on numThreads threads.
 func New(numThreads int) *CPU {
-	return &CPU{name: "cpu", threads: work.New(numThreads), memory: mem.NewPool()}
+	return &CPU{name: "cpu", threads: work.New(numThreads), memory: mem.NewPool(), flops: new(atomic.Int64)}
 }
 
 // Group returns a device with numThreads other threads, and the memory of c.
 func (c *CPU) Group(name string, numThreads int) *CPU {
-	return &CPU{name: name, threads: work.New(numThreads), memory: c.memory}
+	return &CPU{name: name, threads: work.New(numThreads), memory: c.memory, flops: c.flops}
 }
 
 // Name returns "cpu", or the name of a group of threads.
@@ -57,6 +59,9 @@ func (c *CPU) MemoryStats() mem.Stats { return c.memory.Stats() }
 
 // ResetMemoryPeak makes the peak of MemoryStats count from now on.
 func (c *CPU) ResetMemoryPeak() { c.memory.ResetPeak() }
+
+// FLOPs returns what the products on c and its groups of threads have come to; see device.FLOPs.
+func (c *CPU) FLOPs() int64 { return c.flops.Load() }
 
 // Alloc returns memory; see device.Device.
 func (c *CPU) Alloc(size int, shared bool) device.Memory {

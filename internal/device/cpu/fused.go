@@ -11,6 +11,9 @@ import (
 // noun, and says by its result whether the operation is one of them.
 func (c *CPU) Fused(op device.Op, args ...device.Array) bool {
 	defer hold(args...)
+	if n := device.FLOPs(op, args); n > 0 {
+		c.flops.Add(n)
+	}
 	return c.attention(op, args) || c.norm(op, args) || c.batchNorm(op, args) || c.conv(op, args) || c.pool(op, args) ||
 		c.softmax(op, args) || c.pointwise(op, args) || c.recurrent(op, args) || c.index(op, args) || c.move(op, args) ||
 		c.embedding(op, args) || c.groups(op, args) || c.order(op, args) || c.optimizer(op, args) || c.optimizerRows(op, args)

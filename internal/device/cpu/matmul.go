@@ -24,6 +24,7 @@ func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
 	if rows == 0 || cols == 0 || numBatch == 0 {
 		return
 	}
+	c.flops.Add(device.MatMulFLOPs(dst, a))
 	a, freeA := c.denseMatrices(a)
 	defer freeA()
 	b, freeB := c.denseMatrices(b)
