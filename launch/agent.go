@@ -154,8 +154,8 @@ func (a *agent) loop(ctx context.Context, sig *signals, childEnded <-chan os.Sig
 			a.control.tty.enter()
 		case <-sig.dump:
 			a.view()
-		case reply := <-a.cfg.Figures.channel():
-			a.askFigures(reply)
+		case w := <-a.cfg.Figures.channel():
+			a.askRanks(w)
 		case <-canceled:
 			canceled = nil
 			a.do(cancelled{})

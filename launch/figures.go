@@ -4,11 +4,14 @@ package launch
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	events "github.com/cohort-ml/cohort/internal/event"
 )
@@ -19,6 +22,8 @@ const (
 	figuresPatience = 300 * time.Millisecond
 	// figuresAge is how old figures are at most before the ranks are asked again, however many ask.
 	figuresAge = 500 * time.Millisecond
+	// reportAge is the same of dumps.
+	reportAge = time.Second
 )
 
 // Figures asks the ranks of this host what they have done so far. It is given to a launcher as
@@ -27,9 +32,18 @@ const (
 type Figures struct {
 	mu    sync.Mutex
 	once  sync.Once
-	wants chan chan asking
+	wants chan want
 	at    time.Time // of the last answer
 	last  []events.Answer
+
+	reported time.Time // when the last report was made
+	report   *flightlog.Report
+}
+
+// want is what somebody wants of the ranks: their figures, or the dumps of their flight recorders.
+type want struct {
+	kind  string // of the event that asks them
+	reply chan asking
 }
 
 // asking is what an agent has asked.
@@ -37,14 +51,15 @@ type asking struct {
 	dir     string
 	request uint64
 	asked   []int
+	pids    map[int]int // of these ranks
 }
 
 // channel is where an agent finds who wants figures; nil of nil Figures.
-func (f *Figures) channel() chan chan asking {
+func (f *Figures) channel() chan want {
 	if f == nil {
 		return nil
 	}
-	f.once.Do(func() { f.wants = make(chan chan asking) })
+	f.once.Do(func() { f.wants = make(chan want) })
 	return f.wants
 }
 
@@ -61,7 +76,7 @@ func (f *Figures) Ask(ctx context.Context) []events.Answer {
 	reply := make(chan asking, 1)
 	f.last = nil
 	select {
-	case f.channel() <- reply:
+	case f.channel() <- want{agentpipe.KindFigures, reply}:
 		f.last = (<-reply).collect(ctx)
 	case <-ctx.Done():
 	}
@@ -69,17 +84,59 @@ func (f *Figures) Ask(ctx context.Context) []events.Answer {
 	return f.last
 }
 
-// askFigures asks all live ranks.
-func (a *agent) askFigures(reply chan asking) {
+// Report asks the ranks of this host for the dumps of their flight recorders, and merges them: who waits
+// in what since when, who has not come, and their stacks. A rank that does not answer is told as such. It
+// is nil while no rank runs. The job goes on meanwhile. However many ask, the ranks are asked once a second.
+func (f *Figures) Report(ctx context.Context) *flightlog.Report {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.reported) < reportAge {
+		return f.report
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
+	reply := make(chan asking, 1)
+	f.report = nil
+	select {
+	case f.channel() <- want{agentpipe.KindDump, reply}:
+		f.report = (<-reply).merge()
+	case <-ctx.Done():
+	}
+	f.reported = time.Now()
+	return f.report
+}
+
+// merge waits for the dumps, and merges them.
+func (q asking) merge() *flightlog.Report {
+	if len(q.asked) == 0 {
+		return nil
+	}
+	deadline := time.Now().Add(answerPatience)
+	dumps, silent := await(q.dir, q.request, slices.Clone(q.asked), deadline, deadline)
+	report := flightlog.Merge(dumps)
+	for _, rank := range silent {
+		fate := fmt.Sprintf("it does not answer (pid %d)", q.pids[rank])
+		if why := silenceOf(q.pids[rank]); why != "" {
+			fate += ": " + why
+		}
+		report.Tell(rank, fate)
+		report.Notes = append(report.Notes, fmt.Sprintf("rank %d: %s", rank, fate))
+	}
+	return report
+}
+
+// askRanks asks all live ranks.
+func (a *agent) askRanks(w want) {
 	a.recorders.asked++
-	q := asking{dir: a.recorders.dir, request: a.recorders.asked}
-	for i, w := range a.workers {
-		if w.proc != nil && !w.ended {
+	q := asking{dir: a.recorders.dir, request: a.recorders.asked, pids: map[int]int{}}
+	for i, of := range a.workers {
+		if of.proc != nil && !of.ended {
 			q.asked = append(q.asked, a.rank(i))
-			_ = w.pipe.Send(agentpipe.Event{Kind: agentpipe.KindFigures, Request: q.request}) // else it does not answer
+			q.pids[a.rank(i)] = of.proc.Pid
+			_ = of.pipe.Send(agentpipe.Event{Kind: w.kind, Request: q.request}) // else it does not answer
 		}
 	}
-	reply <- q
+	w.reply <- q
 }
 
 // collect waits for the answers.

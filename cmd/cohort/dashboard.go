@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -53,16 +52,15 @@ func (f *dashboardFlag) serve(title string, runs []string, job *dashboard.Job, s
 		defer mu.Unlock()
 		fmt.Fprintf(stderr, "cohort: %s\n", visible.Text(text))
 	}
-	var scraped http.Handler
-	if job != nil {
-		scraped = metrics.Handler(f.figures.Ask)
-	}
-	s, err := dashboard.Listen(dashboard.Options{
-		Metrics: scraped,
-		Addr:    f.addr, Title: title, Runs: runs, Job: job, Tell: say,
+	o := dashboard.Options{
+		Addr: f.addr, Title: title, Runs: runs, Job: job, Tell: say,
 		Settings:    func(dir string) (map[string]string, error) { return settingsOf(filepath.Join(dir, "config.toml")) },
 		Environment: environmentOf,
-	})
+	}
+	if job != nil {
+		o.Metrics, o.Recorder = metrics.Handler(f.figures.Ask), f.figures.Report
+	}
+	s, err := dashboard.Listen(o)
 	if err != nil {
 		return nil, err
 	}

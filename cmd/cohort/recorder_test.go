@@ -32,6 +32,7 @@ func TestRecorderCommand(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "rank-2.json"), []byte("torn"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("TMPDIR", t.TempDir()) // where no job is found
 	var out, errs bytes.Buffer
 	if code := run([]string{"recorder", dir}, &out, &errs); code != 0 {
 		t.Errorf("exit code %d: %s", code, errs.String())
@@ -39,6 +40,11 @@ func TestRecorderCommand(t *testing.T) {
 	want := `group "world": barrier 1 waits for ranks 1-2 of 3, 1.5s (app/train.go:88 main.train)`
 	if first, _, _ := strings.Cut(out.String(), "\n"); first != want {
 		t.Errorf("the first line is\n%s\nwant\n%s", first, want)
+	}
+	for _, want := range []string{"the last collectives of group \"world\", the newest first:", "      1  rank 0: barrier, begun (app/train.go:88 main.train)", "      1  not called by rank 1"} {
+		if !strings.Contains(out.String(), want+"\n") {
+			t.Errorf("the text has no line %q:\n%s", want, out.String())
+		}
 	}
 	if !strings.Contains(errs.String(), "rank-2.json") {
 		t.Errorf("the standard error does not name the file that cannot be read: %s", errs.String())

@@ -91,6 +91,8 @@
 //	  messages    sends and receives that wait: rank, peer, call (as last),
 //	              peer_seq and peer_known (what the peer has called on its side)
 //	  told        errors of calls: ranks, error, culprits
+//	  recent      the last collectives, at most 8, the newest first: seq, and calls,
+//	              each with ranks, call, state ("" has not come), site
 //	  slow        who the others wait for: rank, wait_ns of step_ns
 //	notes       what makes the report less sure
 //

@@ -162,6 +162,7 @@ func (v *view) report(r *Report, dumps map[int]*Dump) GroupReport {
 	}
 	g.Messages = v.messagesWaiting(r)
 	g.Slow = v.slow()
+	g.Recent = v.recent()
 	return g
 }
 

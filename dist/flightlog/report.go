@@ -46,6 +46,8 @@ type GroupReport struct {
 	Messages []MessageWait `json:"messages,omitempty"`
 	// Told are the errors that ended calls of the group.
 	Told []Told `json:"told,omitempty"`
+	// Recent are the last collectives side by side, the newest first.
+	Recent []Recent `json:"recent,omitempty"`
 	// Slow are the ranks that the others wait for, the slowest first.
 	Slow []Slow `json:"slow,omitempty"`
 }

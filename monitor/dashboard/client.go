@@ -61,14 +61,26 @@ func (c *Client) Ask(ctx context.Context) (*report.Data, error) {
 		c.take(&u)
 		return &c.d, nil
 	}
+	var update report.Data
+	if err := c.get(ctx, "/updates", url.Values{"after": {c.d.Cursor}}, &update); err != nil {
+		return nil, err
+	}
+	c.take(&update)
+	return &c.d, nil
+}
+
+// get asks the server for a path.
+func (c *Client) get(ctx context.Context, path string, query url.Values, to any) error {
 	u := *c.url
-	u.Path = strings.TrimSuffix(u.Path, "/") + "/updates"
+	u.Path = strings.TrimSuffix(u.Path, "/") + path
 	q := u.Query()
-	q.Set("after", c.d.Cursor)
+	for name, of := range query {
+		q[name] = of
+	}
 	u.RawQuery = q.Encode()
 	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("dashboard: %w", err)
+		return fmt.Errorf("dashboard: %w", err)
 	}
 	answer, err := c.client.Do(ask)
 	if err != nil {
@@ -76,19 +88,17 @@ func (c *Client) Ask(ctx context.Context) (*report.Data, error) {
 		if errors.As(err, &with) {
 			err = with.Err
 		}
-		return nil, fmt.Errorf("dashboard: ask %s: %w", c.url.Host, err)
+		return fmt.Errorf("dashboard: ask %s: %w", c.url.Host, err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, 500))
-		return nil, fmt.Errorf("dashboard: %s answers %s: %s", c.url.Host, answer.Status, plain(strings.TrimSpace(string(text)), 500))
+		return fmt.Errorf("dashboard: %s answers %s: %s", c.url.Host, answer.Status, plain(strings.TrimSpace(string(text)), 500))
 	}
-	var update report.Data
-	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&update); err != nil {
-		return nil, fmt.Errorf("dashboard: %s does not answer as a dashboard of this version of Cohort: %w", c.url.Host, err)
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(to); err != nil {
+		return fmt.Errorf("dashboard: %s does not answer as a dashboard of this version of Cohort: %w", c.url.Host, err)
 	}
-	c.take(&update)
-	return &c.d, nil
+	return nil
 }
 
 // take adds an update to what is known, as the page does.

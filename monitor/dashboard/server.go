@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
@@ -43,6 +44,8 @@ type Options struct {
 	Job *Job
 	// Metrics answers /metrics; nil for nothing there.
 	Metrics http.Handler
+	// Recorder asks the ranks for the dumps of their flight recorders; nil for nobody to ask.
+	Recorder func(context.Context) *flightlog.Report
 	// Tell tells a person once of each kind of trouble. May be nil.
 	Tell func(text string)
 }
@@ -217,6 +220,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /{$}", s.page)
 	mux.HandleFunc("GET /updates", s.updates)
 	mux.HandleFunc("GET /log", s.log)
+	if s.o.Recorder != nil {
+		mux.HandleFunc("GET /recorder", s.recorder)
+	}
 	if s.o.Metrics != nil {
 		mux.Handle("GET /metrics", s.o.Metrics)
 	}
