@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cohort-ml/cohort/internal/trace"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -254,9 +255,19 @@ func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func(*Ctx, []*tensor.
 	return y
 }
 
-func (c *Ctx) enter(m any) { c.pass.calls = append(c.pass.calls, m) }
+func (c *Ctx) enter(m any) {
+	c.pass.calls = append(c.pass.calls, m)
+	if trace.On() {
+		c.pass.traceEnter(m)
+	}
+}
 
-func (c *Ctx) leave() { c.pass.calls = c.pass.calls[:len(c.pass.calls)-1] }
+func (c *Ctx) leave() {
+	c.pass.calls = c.pass.calls[:len(c.pass.calls)-1]
+	if trace.On() {
+		c.pass.traceLeave()
+	}
+}
 
 // Param returns the value of a parameter as a leaf of the pass's tape: its
 // gradient goes to p. The same parameter gives the same leaf. A nil one panics with

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/cohort-ml/cohort/internal/trace"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -33,6 +34,42 @@ func pathOf(calls []any) string {
 		}
 	}
 	return ""
+}
+
+// traceEnter tells the recorder of this goroutine, if there is one, which module is called. The tape says
+// so of the operations that follow, for their backward pass.
+func (p *pass) traceEnter(m any) {
+	r := trace.Of()
+	if r == nil {
+		return
+	}
+	if len(p.calls) == 1 && !p.recomputing {
+		r.Forward() // after a backward pass that ended early, or one of a stage
+	}
+	if !reflect.TypeOf(m).Comparable() { // a module that is a value has no name
+		m = nil
+	}
+	p.current().SetModule(r.Enter(m, func() (string, bool) {
+		for _, outer := range p.calls { // all names at once, for a model has many modules
+			named := 0
+			for path, v := range Modules(outer) {
+				r.Learn(v, path)
+				named++
+			}
+			if named > 1 { // else it is a wrapper, whose fields nobody sees
+				break
+			}
+		}
+		path := pathOf(p.calls)
+		return path, path != ""
+	}))
+}
+
+// traceLeave says that the module has returned.
+func (p *pass) traceLeave() {
+	if r := trace.Of(); r != nil {
+		p.current().SetModule(r.Leave())
+	}
 }
 
 // Modules iterates over the model and everything in it that [Parameters] would

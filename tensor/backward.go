@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // BackwardOption changes how a backward pass treats the tape.
@@ -44,6 +45,11 @@ func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // pass walks from root down to the first leaf, with what wrappers do around it.
 func (b *backprop) pass(root int) error {
+	if trace.On() {
+		if r := trace.Of(); r != nil {
+			defer r.Forward()
+		}
+	}
 	if b.tape.split {
 		fail("backward", nil, "a pass with DeferWeights has left the gradients of weights: call Tape.BackwardWeights first")
 	}
@@ -239,6 +245,11 @@ func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) 
 func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 	tp := b.tape
 	n := &tp.nodes[i]
+	if trace.On() {
+		if r := trace.Of(); r != nil {
+			r.Backward(n.module)
+		}
+	}
 	b.node, b.grads[i] = i, nil
 	mark := len(tp.scope.live)
 	if stop == nil && !b.crosses && len(tp.crossings[i]) > 0 {

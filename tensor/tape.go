@@ -30,6 +30,7 @@ type Tape struct {
 	autocast  DType              // what SetAutocast chose, 0 for none
 	crossings map[int][]Crossing // by node
 	observer  Observer           // nil for none
+	module    string             // see SetModule
 	split     bool               // a pass with DeferWeights waits for BackwardWeights
 	late      []lateGrad         // what it has left
 	waiting   map[int]int        // by the node of a leaf: how much of it
@@ -39,7 +40,8 @@ type Tape struct {
 type node struct {
 	op     string
 	out    *Tensor
-	inputs []int // nodes of the operands, 0 for those without gradient
+	module string // that computed it, while operations are traced
+	inputs []int  // nodes of the operands, 0 for those without gradient
 	saved  []saved
 	back   func(b *backprop, g *Tensor)
 	leaf   Leaf
@@ -78,6 +80,9 @@ func NewTape(recording bool) *Tape {
 	runtime.AddCleanup(tp, (*scope).release, tp.scope)
 	return tp
 }
+
+// SetModule says which module computes the operations that follow, for traces; see package internal/trace.
+func (tp *Tape) SetModule(path string) { tp.module = path }
 
 // Recording reports whether operations are recorded for a backward pass.
 func (tp *Tape) Recording() bool { return tp.recording }
@@ -275,7 +280,7 @@ func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backp
 	if !needed {
 		return out
 	}
-	n := node{op: op, out: out, back: back, inputs: tp.memory.inputs.take(len(inputs)), saved: tp.memory.saved.take(len(saves))}
+	n := node{op: op, module: tp.module, out: out, back: back, inputs: tp.memory.inputs.take(len(inputs)), saved: tp.memory.saved.take(len(saves))}
 	for i, t := range inputs {
 		if t != nil {
 			n.inputs[i] = t.node

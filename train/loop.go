@@ -46,7 +46,10 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	work = event.With(work, stream)
 	r.ledger = newLedger(r.axes.World, r.step, r.standing.Goodput, r.rates.FLOPs, r.sameReplicas(), r.report.Notice, r.noteRanks)
 	defer r.keepPeak()
+	r.profiler = r.newProfiler()
+	defer r.profiler.Close()
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
+		r.profiler.Begin(r.step + 1)
 		start := time.Now()
 		r.emergency.begin(r.feed.State())
 		mine, err := r.gradients(work)
@@ -72,6 +75,9 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			Skipped: r.skipped, Replaced: r.replaced,
 			LearningRate: r.opt.Groups()[0].LR(), GradNorm: all.norm, Epoch: r.epoch(),
 		})
+		if err := r.endProfiled(work); err != nil {
+			return err
+		}
 		if err := r.keepProof(work, all); err != nil {
 			return err
 		}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint/storage"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/monitor/trace"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -52,7 +54,11 @@ type Options struct {
 
 	// Prove, if it is not nil, proves each checkpoint beside training once the step after it is
 	// done. Rank 0 calls it in a goroutine of its own, one at a time.
-	Prove    Prover
+	Prove Prover
+	// Profile are the steps of which a trace of all ranks is written to Out, such as "100-105"; see package
+	// monitor/trace. "" is what the variable COHORT_PROFILE says, or none.
+	Profile string
+
 	Unproved string // what to do when a proof finds a difference: "warn", the default, or "stop"
 
 	Recipe json.RawMessage // settings, saved with every checkpoint; the same on all ranks
@@ -91,6 +97,14 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	}
 	if o.NaN == "" {
 		o.NaN = nanStop
+	}
+	if o.Profile == "" {
+		o.Profile = envvar.Profile.Get("")
+	}
+	if o.Profile != "" {
+		if _, _, err := trace.ParseSteps(o.Profile); err != nil {
+			return fail("Profile (COHORT_PROFILE): %v", err)
+		}
 	}
 	if o.Unproved == "" {
 		o.Unproved = unprovedWarn

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/monitor/trace"
 	"github.com/cohort-ml/cohort/nn"
 )
 
@@ -43,6 +44,8 @@ type SharedConfig struct {
 	SaveConfig
 
 	ProveConfig
+
+	Profile string `json:"profile,omitempty" run:"here" group:"Run" usage:"write a trace of all ranks in the steps {FROM-TO}, such as 100-105, and a table of the operations that cost most, to OUT; it opens in ui.perfetto.dev"`
 
 	StepShare
 }
@@ -100,6 +103,11 @@ func (c SharedConfig) validate(task string) error {
 	if err := checkPatience(task, c.Patience, c.EvalEvery); err != nil {
 		return err
 	}
+	if c.Profile != "" {
+		if _, _, err := trace.ParseSteps(c.Profile); err != nil {
+			return fmt.Errorf("train %s: --profile: %w", task, err)
+		}
+	}
 	if err := c.SaveConfig.validate(task); err != nil {
 		return err
 	}
@@ -114,7 +122,7 @@ func (c SharedConfig) options(from *SavedRun) Options {
 	o := Options{
 		Out: c.Out, From: from, sought: true, Batch: c.size().total(), Accumulate: c.Accumulate,
 		DType: c.DType, Clip: c.Clip, ZeRO1: c.ZeRO1, Hook: c.Hook, NaN: c.NaN, Seed: c.Seed,
-		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, Unproved: c.Unproved,
+		EvalEvery: c.EvalEvery, Best: c.Best, Patience: c.Patience, MinDelta: c.MinDelta, Unproved: c.Unproved, Profile: c.Profile,
 	}
 	if c.Prove {
 		o.Prove = c.Prover

@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/internal/peak"
+	"github.com/cohort-ml/cohort/monitor/trace"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/parallel"
@@ -57,9 +58,10 @@ type trainer[B any] struct {
 	emergency emergency
 	recorder  recorder
 	provers   provers
-	rates     peak.Rates // of this rank's threads
-	ledger    *ledger    // nil before the first step
-	historian *historian // of rank 0; nil if the run has no history
+	rates     peak.Rates      // of this rank's threads
+	profiler  *trace.Profiler // nil for no trace
+	ledger    *ledger         // nil before the first step
+	historian *historian      // of rank 0; nil if the run has no history
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the

@@ -92,6 +92,7 @@ const (
 	Backend     Var = "COHORT_BACKEND"
 	TestClock   Var = "COHORT_TEST_CLOCK"
 	Cache       Var = "COHORT_CACHE"
+	Profile     Var = "COHORT_PROFILE"
 
 	EtcdPassword Var = "COHORT_ETCD_PASSWORD"
 )
@@ -177,6 +178,7 @@ func declarations() []declaration {
 		{MPI, "with backend mpi: path or name of the MPI's library (default: the one of the launcher that started the process)", false},
 		{CUDAPath, "directories in which the libraries of CUDA are looked for first, separated by colons, in programs built with -tags cuda (docs/gpu.md)", false},
 		{Cache, "directory for what is made once of files of records: indexes, and copies of compressed files (default: cohort/records in the user's cache)", false},
+		{Profile, "steps of which train.Run writes a trace to the directory of the run, such as 100-105, if the program asks for none (docs/monitor.md)", false},
 		{TestClock, "for tests: how far the clock of this process is from the right time, such as 90s, where clocks of nodes are compared", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: everything except the data of collectives), all or none", false},

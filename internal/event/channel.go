@@ -86,7 +86,11 @@ func (c *Channel) Ended(call *Call) {
 	}
 	s.last++
 	s.byKind[Collective]++
-	*s.calls.next() = brief{number: s.last, step: s.step, channel: c, seq: call.Seq, bytes: call.Bytes, span: call.Span, op: op, background: call.Background}
+	peer := int32(-1)
+	if call.Message && call.Peer >= 0 && call.Peer < len(c.world) {
+		peer = int32(c.world[call.Peer])
+	}
+	*s.calls.next() = brief{number: s.last, step: s.step, channel: c, seq: call.Seq, peer: peer, bytes: call.Bytes, span: call.Span, op: op, background: call.Background}
 	if call.Background || !s.clock.phase.opaque() { // else it belongs to the phase
 		s.window.ended(c.id(call), call.Span)
 	}

@@ -50,6 +50,8 @@ type Event struct {
 	Span       Span          //
 	Group      string        //
 	Seq        uint64        // of the collective in its group
+	Key        uint64        // of the group: the same on all of its members, nearly always another one of another group
+	Peer       int           // of a message, the rank in the job; -1 for none
 	Bytes      int64         // of data of this rank
 	Background bool          // the program went on beside the call
 	Done       StepNumbers   //

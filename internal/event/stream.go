@@ -82,6 +82,7 @@ type brief struct {
 	seq        uint64
 	bytes      int64
 	span       Span
+	peer       int32 // rank in the job, -1 for none
 	op         uint8 // or the phase
 	background bool
 }
@@ -93,6 +94,7 @@ func (b *brief) event() Event {
 		e.Name = Phase(b.op).String()
 		return e
 	}
+	e.Key, e.Peer = b.channel.key, int(b.peer)
 	e.Kind, e.Name, e.Group, e.Seq, e.Bytes, e.Background = Collective, b.channel.names[b.op], b.channel.name, b.seq, b.bytes, b.background
 	return e
 }

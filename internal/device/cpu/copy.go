@@ -9,10 +9,14 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // Fill sets every element.
 func (c *CPU) Fill(dst device.Array, value float64) {
+	if trace.On() {
+		defer traced("fill", 0, dst).End()
+	}
 	defer hold(dst)
 	if dst.NumElems() == 0 {
 		return
@@ -41,6 +45,9 @@ func (c *CPU) Fill(dst device.Array, value float64) {
 
 // Copy copies between any strides, and converts between dtypes.
 func (c *CPU) Copy(dst, src device.Array) {
+	if trace.On() {
+		defer traced("copy", 0, dst, src).End()
+	}
 	defer hold(dst, src)
 	n := dst.NumElems()
 	if n == 0 {

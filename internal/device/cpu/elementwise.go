@@ -7,11 +7,15 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Unary applies an elementwise function; see device.Kernels.
 func (c *CPU) Unary(op device.Unary, dst, x device.Array) {
+	if trace.On() {
+		defer traced("unary", 0, dst, x).End()
+	}
 	defer hold(dst, x)
 	operands := []device.Array{x}
 	switch x.DType {
@@ -64,6 +68,9 @@ func unaryInt[T integer](c *CPU, op device.Unary, dst, x device.Array) {
 // Binary applies a function of two operands, which may be broadcast; see
 // device.Kernels.
 func (c *CPU) Binary(op device.Binary, dst, a, b device.Array) {
+	if trace.On() {
+		defer traced("binary", 0, dst, a, b).End()
+	}
 	defer hold(dst, a, b)
 	if a.DType == device.Float32 && b.DType == device.Float32 && c.binaryDense(op, dst, a, b) {
 		return
@@ -188,6 +195,9 @@ func rowBroadcast(a device.Array) (rows, cols int, ok bool) {
 
 // BinaryScalar applies a function of an operand and a scalar.
 func (c *CPU) BinaryScalar(op device.Binary, dst, a device.Array, scalar float64) {
+	if trace.On() {
+		defer traced("binary scalar", 0, dst, a).End()
+	}
 	defer hold(dst, a)
 	if a.DType == device.Float32 && a.IsContiguous() {
 		switch op {
@@ -214,6 +224,9 @@ func (c *CPU) BinaryScalar(op device.Binary, dst, a device.Array, scalar float64
 
 // Where chooses between elements of two operands; see device.Kernels.
 func (c *CPU) Where(dst, cond, a, b device.Array) {
+	if trace.On() {
+		defer traced("where", 0, dst, cond, a, b).End()
+	}
 	defer hold(dst, cond, a, b)
 	switch dst.DType.Size() {
 	case 8:
@@ -256,6 +269,9 @@ func choose[T any](dst []T, flags []uint8, yes, no []T) {
 
 // Axpy adds alpha·x to dst; see device.Kernels.
 func (c *CPU) Axpy(dst device.Array, alpha float64, x device.Array) {
+	if trace.On() {
+		defer traced("axpy", 0, dst, x).End()
+	}
 	defer hold(dst, x)
 	operands := []device.Array{dst, x}
 	switch dst.DType {

@@ -5,14 +5,19 @@ package cpu
 import (
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // Fused runs the kernel of an operation. Each file fused_NOUN.go has those of its
 // noun, and says by its result whether the operation is one of them.
 func (c *CPU) Fused(op device.Op, args ...device.Array) bool {
 	defer hold(args...)
-	if n := device.FLOPs(op, args); n > 0 {
+	n := device.FLOPs(op, args)
+	if n > 0 {
 		c.flops.Add(n)
+	}
+	if trace.On() {
+		defer traced(device.OpName(op), n, args...).End()
 	}
 	return c.attention(op, args) || c.norm(op, args) || c.batchNorm(op, args) || c.conv(op, args) || c.pool(op, args) ||
 		c.softmax(op, args) || c.pointwise(op, args) || c.recurrent(op, args) || c.index(op, args) || c.move(op, args) ||

@@ -5,10 +5,14 @@ package cpu
 import (
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // Gather copies rows of a table.
 func (c *CPU) Gather(dst, table, ids device.Array, check *device.Check) {
+	if trace.On() {
+		defer traced("gather rows", 0, dst, table, ids).End()
+	}
 	defer hold(dst, table, ids)
 	numRows, width := int64(table.Shape[0]), table.Shape[1]
 	list := ids.Int64s()
@@ -23,6 +27,9 @@ func (c *CPU) Gather(dst, table, ids device.Array, check *device.Check) {
 
 // ScatterAdd adds rows into a table.
 func (c *CPU) ScatterAdd(dst, g, ids device.Array) {
+	if trace.On() {
+		defer traced("scatter add", 0, dst, g, ids).End()
+	}
 	defer hold(dst, g, ids)
 	kernel.EmbeddingBackward(c.threads, dst.Float32s(), g.Float32s(), ids.Int64s(), dst.Shape[1])
 }

@@ -7,12 +7,16 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // MatMul computes dst = a·b + beta·dst + bias; see device.Kernels. dst is
 // contiguous; a and b may be transposed, and are copied when they are neither
 // dense by rows nor by columns. See matMulBF16 for bfloat16.
 func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
+	if trace.On() {
+		defer traced("matmul", device.MatMulFLOPs(dst, a), dst, a, b, bias).End()
+	}
 	defer hold(dst, a, b, bias)
 	n := len(dst.Shape)
 	rows, cols, inner := dst.Shape[n-2], dst.Shape[n-1], a.Shape[len(a.Shape)-1]

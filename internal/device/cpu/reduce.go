@@ -10,10 +10,14 @@ import (
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/half"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/trace"
 )
 
 // Reduce combines the dims of x in which dst has size 1; see device.Kernels.
 func (c *CPU) Reduce(op device.Reduction, dst, x device.Array) {
+	if trace.On() {
+		defer traced("reduce", 0, dst, x).End()
+	}
 	defer hold(dst, x)
 	if x.NumElems() == 0 {
 		c.Fill(dst, identity(op, dst.DType))
@@ -176,6 +180,9 @@ func combineMiddle[T any](c *CPU, fn func(x, y T) T, out, in []T, outer, size, i
 
 // ArgReduce finds the greatest or smallest elements; see device.Kernels.
 func (c *CPU) ArgReduce(op device.Reduction, dst, x device.Array, dim int) {
+	if trace.On() {
+		defer traced("arg reduce", 0, dst, x).End()
+	}
 	defer hold(dst, x)
 	sign := 1
 	if op == device.Min {
@@ -229,6 +236,9 @@ func argReduce[T any, V number](c *CPU, dst device.Array, in []T, shape []int, d
 
 // SumSquares writes the sums of squares of contiguous arrays; see device.Kernels.
 func (c *CPU) SumSquares(dst device.Array, xs ...device.Array) {
+	if trace.On() {
+		defer traced("sum of squares", 0, append([]device.Array{dst}, xs...)...).End()
+	}
 	defer hold(dst)
 	defer hold(xs...)
 	out := device.Elems[float64](dst)
