@@ -61,12 +61,14 @@ type ledger struct {
 	every   uint64
 	room    int // samples of a rank
 	cells   []int64
-	mine    *tensor.Tensor              // the same
-	all     *tensor.Tensor              // of all ranks; nil for one
-	used    event.MemoryNumbers         // at the last comparison
-	fastest float64                     // floating-point operations a second of this rank, in its best window
-	peak    float64                     // floating-point operations a second of this rank; 0: not known
-	links   map[groupOp]event.OpFigures // at the last comparison
+	mine    *tensor.Tensor                // the same
+	all     *tensor.Tensor                // of all ranks; nil for one
+	used    event.MemoryNumbers           // at the last comparison
+	fastest float64                       // floating-point operations a second of this rank, in its best window
+	peak    float64                       // floating-point operations a second of this rank; 0: not known
+	measure func(context.Context) float64 // measures the peak; nil once it need not be
+	time    time.Duration                 // of the steps so far; see trained
+	links   map[groupOp]event.OpFigures   // at the last comparison
 
 	goodput  Goodput
 	slow     slowWatch
@@ -114,6 +116,7 @@ func (l *ledger) compare(ctx context.Context, step int) error {
 	cuts := l.read()
 	l.used = used
 	l.take(step, cuts)
+	l.trained(ctx, cuts[0].Wall)
 	for _, text := range l.replicas.differing(step, l.digests, l.world.Members()) {
 		l.stream.Emit(event.Event{Kind: event.Fault, Text: text})
 		l.notice(text)

@@ -45,6 +45,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	stream.Enter(event.Other)
 	work = event.With(work, stream)
 	r.ledger = newLedger(r.axes.World, r.step, r.standing.Goodput, r.rates.FLOPs, r.sameReplicas(), r.report.Notice, r.noteRanks)
+	r.ledger.measure = r.measureRates
 	defer r.keepPeak()
 	r.profiler = r.newProfiler()
 	defer r.profiler.Close()

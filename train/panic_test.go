@@ -28,7 +28,19 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
 		os.Exit(4)
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+// runTests runs the tests with a cache of their own.
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "train-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv(string(envvar.Cache), dir)
+	return m.Run()
 }
 
 // misuse is a user's step on rank 1; rank 0 has nothing to do.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/monitor/trace"
 	"github.com/cohort-ml/cohort/monitor/trace/tracetest"
 )
@@ -18,6 +19,7 @@ import (
 // operations, phases, collectives and their arrows. Products of the backward pass are twice those of the
 // forward pass, and the table of costs is told.
 func TestProfile(t *testing.T) {
+	t.Setenv(string(envvar.Cache), t.TempDir())
 	c, ranks := onMesh(t, layered(t, writeText(t, 40_000)), "replicate2")
 	c.Out, c.Steps, c.EvalEvery, c.SaveEvery, c.Profile = filepath.Join(t.TempDir(), "out"), 4, 0, 0, "2-3"
 	l := newLog()

@@ -7,28 +7,60 @@ import (
 	"context"
 	"math"
 	"slices"
+	"time"
 
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/event"
 	"github.com/cohort-ml/cohort/internal/peak"
 	"github.com/cohort-ml/cohort/monitor/history"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// measureRates returns how fast the threads of this rank are at best. A machine that is not known yet is
-// measured, which takes a third of a second: the caller does so before the first step. Ranks that compute
-// elsewhere than on the CPU are not measured. Rates that cannot be had are no reason not to train.
-func (r *trainer[B]) measureRates(ctx context.Context) peak.Rates {
+// longRun is for how long the ranks train before those of a machine that is not known are measured, which
+// takes a third of a second: short runs do without.
+const longRun = 20 * time.Second
+
+// findRates looks how fast the threads of this rank are at best. A trace needs the rates, so then a machine
+// that is not known is measured now. Ranks that compute elsewhere than on the CPU are not measured.
+func (r *trainer[B]) findRates(ctx context.Context) {
 	if len(r.devices) != 1 || r.devices[0] != tensor.CPU() {
-		return peak.Rates{}
+		return
 	}
-	rates, _ := peak.Of(ctx, "", r.o.DType, tensor.NumThreads())
-	return rates
+	if r.o.Profile != "" {
+		r.measureRates(ctx)
+		return
+	}
+	r.rates, _ = peak.Known(envvar.Cache.Get(""), r.o.DType, tensor.NumThreads())
+}
+
+// measureRates measures the threads if need be, and returns the floating-point operations in a second. Rates
+// that cannot be had are no reason not to train.
+func (r *trainer[B]) measureRates(ctx context.Context) float64 {
+	if len(r.devices) == 1 && r.devices[0] == tensor.CPU() {
+		r.rates, _ = peak.Of(ctx, envvar.Cache.Get(""), r.o.DType, tensor.NumThreads())
+	}
+	return r.rates.FLOPs
+}
+
+// trained adds the time of a window, which is the same on all ranks. After a long run, the ranks that do not
+// know their peak measure it together.
+func (l *ledger) trained(ctx context.Context, window time.Duration) {
+	if l.measure == nil {
+		return
+	}
+	if l.time += window; l.time < longRun {
+		return
+	}
+	if l.peak == 0 {
+		l.peak = l.measure(ctx)
+	}
+	l.measure = nil
 }
 
 // keepPeak has the machine's file say what the steps of this rank have reached, if that is more.
 func (r *trainer[B]) keepPeak() {
 	if best := r.ledger.fastest; best > r.rates.FLOPs && r.rates.IsKnown() {
-		_ = peak.Reached("", r.o.DType, tensor.NumThreads(), best) // else it is measured again some day
+		_ = peak.Reached(envvar.Cache.Get(""), r.o.DType, tensor.NumThreads(), best) // else it is measured again some day
 	}
 }
 

@@ -127,7 +127,7 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	}
 	defer r.closeIslands(ctx)
 	if again == nil {
-		r.rates = r.measureRates(ctx)
+		r.findRates(ctx)
 	}
 	if err := r.startFeed(ctx, saved); err != nil {
 		return err

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -35,5 +36,6 @@ func TestMain(m *testing.M) {
 	}
 	tmp := leftover.Dir()
 	os.Setenv("TMPDIR", tmp)
+	os.Setenv(string(envvar.Cache), filepath.Join(tmp, "cache"))
 	os.Exit(leftover.Check(tmp, m.Run()))
 }

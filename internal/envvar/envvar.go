@@ -177,7 +177,7 @@ func declarations() []declaration {
 		{Backend, "backend of dist.Init where the program names none: native (default), gloo or mpi; with mpi, a process that mpirun or srun has started is a rank", false},
 		{MPI, "with backend mpi: path or name of the MPI's library (default: the one of the launcher that started the process)", false},
 		{CUDAPath, "directories in which the libraries of CUDA are looked for first, separated by colons, in programs built with -tags cuda (docs/gpu.md)", false},
-		{Cache, "directory for what is made once of files of records: indexes, and copies of compressed files (default: cohort/records in the user's cache)", false},
+		{Cache, "directory for what is made once: indexes and copies of files of records (default: cohort/records in the user's cache), and the measured rates of the machine (default: cohort there)", false},
 		{Profile, "steps of which train.Run writes a trace to the directory of the run, such as 100-105, if the program asks for none (docs/monitor.md)", false},
 		{TestClock, "for tests: how far the clock of this process is from the right time, such as 90s, where clocks of nodes are compared", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},

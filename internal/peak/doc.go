@@ -5,10 +5,10 @@
 //
 // # Mental model
 //
-// A training step is compared with what the machine can do, and not with what its maker says. [Of]
-// returns that: it reads a small file in the user's cache, and if the file does not know this processor,
-// number of threads, dtype and version of the program, it measures for about a third of a second and
-// writes the file. The caller chooses the moment, so that no step waits for it. Ranks of a machine that ask at
+// A training step is compared with what the machine can do, and not with what its maker says. [Known]
+// reads that from a small file in the user's cache. If the file does not know this processor, number of
+// threads, dtype and version of the program, [Of] measures for about a third of a second and writes the
+// file. The caller chooses the moment, so that short programs do not wait for it. Ranks of a machine that ask at
 // the same time measure at the same time, each with its own threads, as they will train.
 //
 // A machine that was busy when it was measured looks slower than it is. So the file keeps the larger

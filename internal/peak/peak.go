@@ -38,10 +38,12 @@ const (
 )
 
 const (
-	measureTime = 200 * time.Millisecond // for products
-	copyTime    = 80 * time.Millisecond
-	copyBytes   = 64 << 20 // of all threads together
-	productSize = 1024
+	measureTime  = 200 * time.Millisecond // for products
+	copyTime     = 80 * time.Millisecond
+	copyBytes    = 64 << 20 // of all threads together
+	productSize  = 1024
+	firstSize    = 256             // of the product that says whether the large one takes too long
+	longestLarge = time.Second / 8 // for one of them, of which some are done
 )
 
 // entry is a line of the file.
@@ -50,31 +52,47 @@ type entry struct {
 	Rates
 }
 
-// Of returns the rates of numThreads threads of this machine for products of a dtype, "float32" or
-// "bfloat16". It measures them if the file in dir does not have them. "" is the user's cache. Rates that
-// cannot be written are returned nevertheless.
+// Known returns the rates of numThreads threads of this machine for products of a dtype, "float32" or
+// "bfloat16", if the file in dir has them. "" is the user's cache. Nothing is measured or written.
+func Known(dir, dtype string, numThreads int) (Rates, bool) {
+	measuring.Lock()
+	defer measuring.Unlock()
+	return lookUp(dir, keyOf(dtype, numThreads))
+}
+
+// lookUp looks into what this process knows, and into the file.
+func lookUp(dir, key string) (Rates, bool) {
+	at := dirKey{dir, key}
+	if r, ok := known[at]; ok {
+		return r, true
+	}
+	for _, e := range read(place(dir)) {
+		if e.Key == key && e.IsKnown() {
+			known[at] = e.Rates
+			return e.Rates, true
+		}
+	}
+	return Rates{}, false
+}
+
+// Of returns the same, and measures the rates if the file does not have them. Where the file cannot be
+// written nothing is measured, because each process would measure again.
 func Of(ctx context.Context, dir, dtype string, numThreads int) (Rates, error) {
 	measuring.Lock()
 	defer measuring.Unlock()
 	key := keyOf(dtype, numThreads)
-	if r := known[key]; dir == "" && r.IsKnown() {
+	if r, ok := lookUp(dir, key); ok {
 		return r, nil
 	}
-	path, err := place(dir)
+	path, err := writable(dir)
 	if err != nil {
 		return Rates{}, err
-	}
-	entries := read(path)
-	i := slices.IndexFunc(entries, func(e entry) bool { return e.Key == key })
-	if i >= 0 && entries[i].IsKnown() {
-		known[key] = entries[i].Rates
-		return entries[i].Rates, nil
 	}
 	r, err := Measure(ctx, dtype, numThreads)
 	if err != nil {
 		return Rates{}, err
 	}
-	known[key] = r
+	known[dirKey{dir, key}] = r
 	return r, write(path, entry{key, r})
 }
 
@@ -84,35 +102,43 @@ func Reached(dir, dtype string, numThreads int, flops float64) error {
 	measuring.Lock()
 	defer measuring.Unlock()
 	key := keyOf(dtype, numThreads)
-	if r, ok := known[key]; !ok || flops <= r.FLOPs {
+	at := dirKey{dir, key}
+	r, ok := known[at]
+	if !ok || flops <= r.FLOPs {
 		return nil
 	}
-	path, err := place(dir)
-	if err != nil {
-		return err
-	}
-	r := known[key]
 	r.FLOPs = flops
-	known[key] = r
-	return write(path, entry{key, r})
+	known[at] = r
+	return write(place(dir), entry{key, r})
 }
 
 // measuring guards known: what this process has read or measured.
 var (
 	measuring sync.Mutex
-	known     = map[string]Rates{}
+	known     = map[dirKey]Rates{}
 )
+
+// dirKey is an entry of the file in a directory.
+type dirKey struct{ dir, key string }
 
 // Measure measures the rates.
 func Measure(ctx context.Context, dtype string, numThreads int) (Rates, error) {
 	threads, memory := work.New(numThreads), mem.NewPool()
 	defer threads.Close()
-	p := Product{M: productSize, N: productSize, K: productSize, Layout: "nn"}
-	took, err := p.Measure(ctx, threads, memory, dtype, measureTime)
+	p := Product{M: firstSize, N: firstSize, K: firstSize, Layout: "nn"}
+	took, err := p.Measure(ctx, threads, memory, dtype, 0)
 	if err != nil {
 		return Rates{}, err
 	}
-	return Rates{FLOPs: p.FLOPs() / slices.Min(took).Seconds(), Bytes: copied(numThreads)}, nil
+	flops := p.FLOPs() / slices.Min(took).Seconds()
+	p.M, p.N, p.K = productSize, productSize, productSize
+	if p.FLOPs()/flops < longestLarge.Seconds() { // not on a slow or busy processor
+		if took, err = p.Measure(ctx, threads, memory, dtype, measureTime); err != nil {
+			return Rates{}, err
+		}
+		flops = max(flops, p.FLOPs()/slices.Min(took).Seconds())
+	}
+	return Rates{FLOPs: flops, Bytes: copied(numThreads)}, nil
 }
 
 // copied returns the bytes a second that threads read and write when each copies a part of its own.
@@ -146,8 +172,8 @@ func keyOf(dtype string, numThreads int) string {
 	return fmt.Sprintf("%s %s, %s, %d of %d threads, %s, %s", runtime.GOARCH, cpu.Model, kernel.InstructionSet(), numThreads, runtime.NumCPU(), dtype, version)
 }
 
-// place returns the path of the file, in a directory that is there.
-func place(dir string) (string, error) {
+// place returns the path of the file.
+func place(dir string) string {
 	if dir == "" {
 		own, err := os.UserCacheDir()
 		if err != nil { // a container without a home
@@ -155,10 +181,23 @@ func place(dir string) (string, error) {
 		}
 		dir = filepath.Join(own, "cohort")
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	return filepath.Join(dir, "rates.json")
+}
+
+// writable returns the path of the file, in a directory that is there and takes files.
+func writable(dir string) (string, error) {
+	path := place(dir)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", fmt.Errorf("rates of this machine: %w", err)
 	}
-	return filepath.Join(dir, "rates.json"), nil
+	f, err := os.CreateTemp(filepath.Dir(path), ".rates-*")
+	if err != nil {
+		return "", fmt.Errorf("rates of this machine: %w", err)
+	}
+	if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+		return "", fmt.Errorf("rates of this machine: %w", err)
+	}
+	return path, nil
 }
 
 // read returns what the file has; nothing of a file that is damaged or is not there, for it can be made

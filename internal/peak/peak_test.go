@@ -11,12 +11,21 @@ import (
 // TestOf: rates are measured once, the file keeps them, the larger of two wins, and a damaged file is
 // made again.
 func TestOf(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "cache")
+	if r, ok := Known(dir, "float32", 1); ok {
+		t.Errorf("an empty directory knows %+v", r)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("Known has made a directory")
+	}
 	first, err := Of(t.Context(), dir, "float32", 1)
 	if err != nil || !first.IsKnown() {
 		t.Fatalf("Of = %+v, %v", first, err)
 	}
 	again, err := Of(t.Context(), dir, "float32", 1)
+	if r, ok := Known(dir, "float32", 1); !ok || r != first {
+		t.Errorf("Known = %+v, %t, want %+v", r, ok, first)
+	}
 	if err != nil || again != first {
 		t.Errorf("the second time %+v, %v, want %+v from the file", again, err, first)
 	}
@@ -42,5 +51,16 @@ func TestOf(t *testing.T) {
 	}
 	if got := read(path); got != nil {
 		t.Errorf("a damaged file has %+v", got)
+	}
+}
+
+// TestOfWithoutPlace: nothing is measured where the rates cannot be kept.
+func TestOfWithoutPlace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Of(t.Context(), filepath.Join(file, "cache"), "float32", 1); err == nil || r != (Rates{}) {
+		t.Errorf("Of = %+v, %v, want an error", r, err)
 	}
 }
