@@ -41,7 +41,7 @@ func TestProfile(t *testing.T) {
 			seen["op of "+module]++
 		}
 	}
-	for _, want := range []string{"X step 2", "X step 3", "X forward", "X backward", "X matmul", "X attention", "X all_reduce", "X Transformer.Blocks.0.MLP", "op of Transformer.Blocks.3.Attention", "C memory", "s all_reduce", "f all_reduce"} {
+	for _, want := range []string{"X step 2", "X step 3", "X forward", "X backward", "X matmul", "X attention", "X all_reduce", "X transformer.h.0.mlp", "op of transformer.h.3.attn.attention", "C memory", "s all_reduce", "f all_reduce"} {
 		if n := seen[want]; n < ranks && !strings.HasPrefix(want, "s ") && !strings.HasPrefix(want, "f ") || n == 0 {
 			t.Errorf("the trace has %q %d times", want, n)
 		}
