@@ -45,8 +45,8 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
 	}
 	if c.InitFrom == "" {
-		if rate := DefaultLM().LR; given["lr"] == "" && c.LR == rate && c.DiLoCo > 0 && c.Islands > 1 {
-			c.LR = islandRate(rate, c.Islands)
+		if usual := DefaultLM().Warmup; given["warmup"] == "" && c.Warmup == usual && c.DiLoCo > 0 && c.Islands > 1 {
+			c.Warmup = islandWarmup
 		}
 		return nil
 	}
@@ -85,7 +85,7 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 // unmark is called.
 func (r *lmRun) markTuned() (unmark func()) {
 	var marked []*config.Field
-	if f := r.settings.Field("lr"); r.cfg.DiLoCo > 0 && r.cfg.InitFrom == "" && f.From == config.Default {
+	if f := r.settings.Field("warmup"); r.cfg.DiLoCo > 0 && r.cfg.InitFrom == "" && f.From == config.Default {
 		f.From = "default of --diloco"
 		marked = append(marked, f)
 	}

@@ -22,7 +22,7 @@ import (
 // its own with the ranks, samples and directory that its settings say, and the islands exchange
 // what they have learned now and then.
 type IslandConfig struct {
-	DiLoCo    int    `json:"diloco" run:"fixed" group:"Islands" usage:"exchange what islands have learned every {N} steps, and train alone in between (DiLoCo); train lm then has another default of --lr, 0.8 / --islands of its own; 0: there are no islands"`
+	DiLoCo    int    `json:"diloco" run:"fixed" group:"Islands" usage:"exchange what islands have learned every {N} steps, and train alone in between (DiLoCo); train lm then has a longer --warmup by default; 0: there are no islands"`
 	Islands   int    `json:"islands" run:"fixed" usage:"number of islands"`
 	Island    int    `json:"island" run:"fixed" usage:"number of this island, from 0 to --islands - 1"`
 	IslandsAt string `json:"-" flag:"islands-at" run:"here" usage:"{HOST:PORT} where the islands meet: that of a cohort store --wire cohort, whose token COHORT_TOKEN has"`
@@ -109,15 +109,10 @@ func (c IslandConfig) checkIslandSteps(task string, steps int) error {
 	return nil
 }
 
-// islandRate is the learning rate of an island for that of a recipe. Its steps have
-// 1/islands of the samples that those of all ranks together have, and what it learns from them is
-// averaged only after many steps. With the whole rate, this noise costs more than the exchanges bring:
-// of 0.3, 0.4, 0.5, 0.6 and 0.8 of it on two islands, 0.3 and 0.4 were the best (docs/data-parallel.md).
-// It is rounded to six digits, as people read it.
-func islandRate(rate float64, islands int) float64 {
-	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(0.8*rate/float64(islands), 'g', 6, 64), 64)
-	return rounded
-}
+// islandWarmup is the share of the steps in which the learning rate of islands rises, by default. A
+// step of an island has fewer samples than one of all ranks together, and what islands learn is averaged
+// only after many steps: the recipe's rate comes too early for them after 0.05 (docs/data-parallel.md).
+const islandWarmup = 0.2
 
 // dataSeed is the seed of the order of the samples: each island has its own.
 func (c SharedConfig) dataSeed() int64 { return c.Seed + int64(c.Island)*1_000_003 }

@@ -27,8 +27,6 @@ var islandSteps = flag.Int("islands", 0, "steps of the main recipe on two island
 
 var islandEvery = flag.Int("islands-every", 50, "steps between the exchanges of TestIslandsOverSlowLink")
 
-var islandRate = flag.String("islands-lr", "", "learning rate of the islands of TestIslandsOverSlowLink; empty: the default")
-
 // newIslandStore serves a store in which islands meet.
 func newIslandStore(t *testing.T, addr string) (s *store.Server, token string) {
 	t.Helper()
@@ -167,14 +165,10 @@ func TestIslandsOverSlowLink(t *testing.T) {
 	}
 	// Between hosts connections are encrypted, but the line hands on what it does not know.
 	env = append(env, envvar.Token.Assign(token), envvar.Encrypt.Assign("none"))
-	alone := common
-	if *islandRate != "" {
-		alone = append(alone, "--lr", *islandRate)
-	}
 	islands := make([]*job, 2)
 	for i, name := range m.names {
 		m.in(name, func() {
-			islands[i] = start(t, env, append(alone[:len(alone):len(alone)], "--ranks", "1", "--out", filepath.Join(dir, strconv.Itoa(i)), "--diloco", strconv.Itoa(*islandEvery),
+			islands[i] = start(t, env, append(common[:len(common):len(common)], "--ranks", "1", "--out", filepath.Join(dir, strconv.Itoa(i)), "--diloco", strconv.Itoa(*islandEvery),
 				"--islands", "2", "--island", strconv.Itoa(i), "--islands-at", addr)...)
 		})
 	}

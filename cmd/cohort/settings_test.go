@@ -115,7 +115,7 @@ func TestPrintConfig(t *testing.T) {
 		}
 	}
 	island := []string{"--diloco", "50", "--islands", "2", "--islands-at", "127.0.0.1:29500"}
-	for want, more := range map[string][]string{"\nlr = 0.0028 ": nil, "\nlr = 0.007 ": {"--lr", "0.007"}} {
+	for want, more := range map[string][]string{"\nwarmup = 0.2 ": nil, "\nwarmup = 0.05 ": {"--warmup", "0.05"}} {
 		text = printed(append(more, island...)...)
 		if !strings.Contains(text, want) || strings.Contains(text, "# default of --diloco\n") != (more == nil) {
 			t.Errorf("%q: no %q in\n%s", more, want, text)
