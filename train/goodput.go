@@ -82,18 +82,20 @@ func (g *Goodput) String() string {
 const (
 	// A rank is slow if all others wait for it for slowShare of their time on average, at least twice as
 	// long as for any other rank, and so in slowWindows comparisons one after the other, of slowSteps
-	// steps in all.
+	// steps and slowSeconds in all: what a busy machine does for a moment is no slow rank.
 	slowShare   = 0.08
 	slowWindows = 3
 	slowSteps   = 12
+	slowSeconds = 2
 )
 
 // slowWatch names a rank for which the others wait.
 type slowWatch struct {
 	world *dist.Group
-	rank  int // that was slow in the last windows,
-	held  int // of which there were so many,
-	steps int // with so many steps
+	rank  int     // that was slow in the last windows,
+	held  int     // of which there were so many,
+	steps int     // with so many steps
+	took  float64 // and seconds
 	told  map[int]bool
 }
 
@@ -124,11 +126,12 @@ func (w *slowWatch) look(record *history.Ranks, cuts []event.Cut) (news string) 
 		return ""
 	}
 	if slowest != w.rank {
-		w.rank, w.held, w.steps = slowest, 0, 0
+		w.rank, w.held, w.steps, w.took = slowest, 0, 0, 0
 	}
 	w.held++
 	w.steps += record.Steps
-	if w.held < slowWindows || w.steps < slowSteps {
+	w.took += record.Seconds
+	if w.held < slowWindows || w.steps < slowSteps || w.took < slowSeconds {
 		return ""
 	}
 	why := reason(record, slowest)

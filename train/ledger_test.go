@@ -184,6 +184,32 @@ func TestSlowRankIsNamed(t *testing.T) {
 	}
 }
 
+// TestSlowForAMoment: a rank that is slow for less than two seconds is not called slow, however many
+// comparisons that takes.
+func TestSlowForAMoment(t *testing.T) {
+	err := dist.Spawn(t.Context(), 2, func(_ context.Context, g *dist.Group) error {
+		for _, c := range []struct {
+			seconds float64
+			slow    int // the comparison, from 1, in which rank 1 is called slow; 0: none
+		}{{0.1, 0}, {0.35, 6}, {1, 3}} {
+			w := newSlowWatch(g)
+			for i := range 10 {
+				record := &history.Ranks{Steps: 10, Seconds: c.seconds, Late: []float64{0, 0.2 * c.seconds}, CPU: []float64{0, 0}, Phases: map[string]history.Column{}}
+				for _, name := range []string{"data", "forward", "backward", "optimizer", "checkpoint", "evaluation", "other"} {
+					record.Phases[name] = history.Column{0, 0}
+				}
+				if news := w.look(record, make([]event.Cut, 2)); (news != "") != (i+1 == c.slow) {
+					return fmt.Errorf("comparison %d of %v s: %q", i+1, c.seconds, news)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // BenchmarkCompare is what a comparison costs two ranks of 8 million parameters, once a second.
 func BenchmarkCompare(b *testing.B) {
 	err := dist.Spawn(b.Context(), 2, func(ctx context.Context, g *dist.Group) error {
